@@ -1,0 +1,1 @@
+"""Measuring: perplexity, zero-shot tasks, tables and reports."""

@@ -1,0 +1,23 @@
+"""symprune: make a pretrained language model sparse without training it.
+
+`from symprune import prune, Recipe` for the engine; `symprune.scores`, `symprune.masks` and
+`symprune.stats` work alone on any tensors. Names are resolved when first used, so importing the
+package does not import transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {"SympruneError": "symprune.errors"}
+
+__all__ = ["SympruneError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'symprune' has no attribute {name!r}")

@@ -1,0 +1,185 @@
+"""Score -> keep-mask: by row, by layer or N:M, with exact counts, and masks packed to bits.
+
+A keep-mask is a boolean tensor of the score's shape: True stays, False is pruned. The lowest scores
+go; among equal scores the one with the lower index goes first, so a mask depends on nothing but
+the score. Counts are exact: what is asked for is what is removed. Knows tensors only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symprune.errors import SympruneError
+
+GROUPS = ("row", "layer")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """N:M sparsity: of every `m` consecutive input channels of a row, `n` stay."""
+
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n < self.m:
+            raise SympruneError(
+                f"Pattern {self.n}:{self.m} keeps {self.n} of {self.m} weights; "
+                "it needs 0 < N < M, as in 2:4."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """`"2:4"` -> `Pattern(2, 4)`."""
+        n, colon, m = str(text).partition(":")
+        if not (colon and n.strip().isdigit() and m.strip().isdigit()):
+            raise SympruneError(f"Pattern {text!r} is not of the form N:M, as in 2:4.")
+        return cls(int(n), int(m))
+
+    @property
+    def sparsity(self) -> float:
+        return 1 - self.n / self.m
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.m}"
+
+
+def removed(size: int, sparsity: float) -> int:
+    """`floor(size * sparsity)`, with the sparsity read as the decimal that was typed: 29 % of 100 is
+    29, although `100 * 0.29` is a little less in binary."""
+    if not 0 <= sparsity < 1:
+        raise SympruneError(f"Sparsity {sparsity} is outside [0, 1).")
+    return math.floor(size * Fraction(str(float(sparsity))))
+
+
+def keep_by_row(score: Tensor, sparsity: float) -> Tensor:
+    """Every row loses exactly `floor(in * sparsity)` weights (Wanda's and DSnoT's way)."""
+    return drop_lowest(score, removed(score.shape[-1], sparsity))
+
+
+def keep_by_layer(score: Tensor, sparsity: float) -> Tensor:
+    """The whole matrix loses exactly `floor(numel * sparsity)` weights (RIA's way)."""
+    return drop_lowest(score.flatten(), removed(score.numel(), sparsity)).view(score.shape)
+
+
+def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
+    """The `n` highest of every `m` consecutive entries of a row stay."""
+    n, m = pattern.n, pattern.m
+    if score.shape[-1] % m:
+        raise SympruneError(
+            f"Pattern {pattern} does not divide a row of {score.shape[-1]} input channels."
+        )
+    groups = score.reshape(-1, m)
+    if m > 16:
+        return drop_lowest(groups, m - n).view(score.shape)
+    # The rank of each entry inside its small group, by comparing all pairs: no sort, any device.
+    columns = groups.unbind(1)
+    keep = torch.empty_like(groups, dtype=torch.bool)
+    for j, mine in enumerate(columns):
+        rank = torch.zeros_like(mine, dtype=torch.int8)
+        for i, other in enumerate(columns):
+            if i != j:
+                rank += other <= mine if i < j else other < mine
+        keep[:, j] = rank >= m - n
+    return keep.view(score.shape)
+
+
+def keep_mask(
+    score: Tensor, sparsity: float, group: str = "row", pattern: Pattern | None = None
+) -> Tensor:
+    """The keep-mask of a recipe: the pattern if there is one, else `group` at `sparsity`."""
+    if pattern is not None:
+        return keep_n_of_m(score, pattern)
+    if group == "row":
+        return keep_by_row(score, sparsity)
+    if group == "layer":
+        return keep_by_layer(score, sparsity)
+    raise SympruneError(f"Unknown group {group!r}; choose row or layer.")
+
+
+def keep_largest(score: Tensor, count: int) -> Tensor:
+    """Keep-mask of the `count` largest entries along the last dimension."""
+    size = score.shape[-1]
+    if not 0 <= count <= size:
+        raise SympruneError(f"Cannot keep the {count} largest of {size} entries.")
+    return drop_lowest(score, size - count)
+
+
+def drop_lowest(score: Tensor, count: int) -> Tensor:
+    """Keep-mask that drops exactly the `count` lowest entries along the last dimension.
+
+    Selection, not sorting: the count-th smallest value of each row is found, everything below it
+    goes, and as many of its equals, lowest index first, as are still missing.
+    """
+    size = score.shape[-1]
+    if not 0 <= count <= size:
+        raise SympruneError(f"Cannot drop {count} of {size} entries.")
+    if count in (0, size):
+        return torch.full_like(score, count == 0, dtype=torch.bool)
+    if torch.isnan(score.sum()) and torch.isnan(score).any():
+        raise SympruneError("A score is NaN, so its order is undefined.")
+    threshold = kth_smallest(score, count).unsqueeze(-1)
+    keep = score > threshold
+    surplus = (size - count) - count_true(keep)
+    short = surplus.view(-1).nonzero().squeeze(1)
+    if short.numel():
+        # Entries equal to the threshold that must stay: the last ones, since low indices go first.
+        rows, equals = keep.view(-1, size), score.reshape(-1, size)[short]
+        row, column = (equals == threshold.reshape(-1, 1)[short]).nonzero(as_tuple=True)
+        found = torch.bincount(row, minlength=short.numel())
+        place = torch.arange(row.numel(), device=row.device) - (found.cumsum(0) - found)[row]
+        stays = place >= (found - surplus.view(-1)[short])[row]
+        rows[short[row[stays]], column[stays]] = True
+    return keep
+
+
+def kth_smallest(score: Tensor, k: int) -> Tensor:
+    """The k-th smallest value (k from 1) along the last dimension.
+
+    numpy's selection is several times faster than `torch.kthvalue` on a CPU; the value is the same.
+    """
+    if score.device.type == "cpu" and score.dtype in (torch.float32, torch.float64):
+        part = np.partition(score.detach().contiguous().numpy(), k - 1, axis=-1)[..., k - 1]
+        return torch.from_numpy(np.ascontiguousarray(part))
+    return torch.kthvalue(score, k, dim=-1).values
+
+
+def count_true(mask: Tensor) -> Tensor:
+    """Number of True along the last dimension."""
+    if mask.device.type == "cpu":
+        return torch.as_tensor(np.count_nonzero(mask.numpy(), axis=-1), dtype=torch.int64)
+    return mask.sum(-1)
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Boolean tensor -> flat uint8 tensor, eight entries a byte, lowest bit first."""
+    flat = mask.detach().to("cpu", torch.bool).flatten().numpy()
+    return torch.from_numpy(np.packbits(flat, bitorder="little"))
+
+
+def unpack_bits(bits: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """The boolean tensor of `shape` that `pack_bits` made these bytes from."""
+    size = math.prod(shape)
+    if bits.numel() != (size + 7) // 8:
+        raise SympruneError(
+            f"A packed mask of {bits.numel()} bytes does not hold {size} weights {tuple(shape)}."
+        )
+    flat = np.unpackbits(bits.cpu().numpy(), count=size, bitorder="little")
+    return torch.from_numpy(flat).view(torch.bool).view(shape)
+
+
+def find_pattern(keep: Tensor, candidates: tuple[str, ...] = ("2:4", "4:8", "1:4")) -> str | None:
+    """The first N:M pattern every group of the mask obeys with equality, or None."""
+    for text in candidates:
+        pattern = Pattern.parse(text)
+        if keep.shape[-1] % pattern.m == 0 and bool(
+            (count_true(keep.reshape(-1, pattern.m)) == pattern.n).all()
+        ):
+            return text
+    return None
