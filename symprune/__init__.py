@@ -12,9 +12,16 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {"SympruneError": "symprune.errors"}
+_HOME = {
+    "MaskSet": "symprune.maskset",
+    "Recipe": "symprune.recipe",
+    "Report": "symprune.engine",
+    "SympruneError": "symprune.errors",
+    "criterion": "symprune.scores",
+    "prune": "symprune.engine",
+}
 
-__all__ = ["SympruneError"]
+__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "prune"]  # noqa: F822
 
 
 def __getattr__(name: str) -> Any:

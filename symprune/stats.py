@@ -55,10 +55,11 @@ class ChannelStats:
         """Add `[..., tokens, channels]`; every leading index is a sample of its own."""
         if batch.shape[-1] != self.channels:
             raise SympruneError(f"Expected {self.channels} channels, got {batch.shape[-1]}.")
-        x = batch.float().reshape(-1, *batch.shape[-2:]) if batch.dim() > 1 else batch[None, None]
-        samples, tokens = x.shape[0], x.shape[1]
-        if tokens == 0:
+        if batch.numel() == 0:
             return
+        x = torch.atleast_2d(batch).float()
+        x = x.reshape(-1, *x.shape[-2:])
+        samples, tokens = x.shape[0], x.shape[1]
         self.samples += samples
         self.tokens += samples * tokens
         if SQUARE in self.sums:

@@ -77,3 +77,20 @@ def tokens(samples: int = 4, length: int = 16, seed: int = 0) -> torch.Tensor:
     """Random calibration tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCABULARY, (samples, length), generator=generator)
+
+
+def tokenizer() -> Any:
+    """A byte-pair tokenizer of the models' vocabulary, trained on a little text in a moment."""
+    from pydoc_data.topics import topics
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+    )
+    made.train_from_iterator([topics["lambda"], topics["if"], topics["while"]], trainer)
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )

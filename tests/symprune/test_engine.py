@@ -1,0 +1,179 @@
+"""The engine against a slow, obvious transcription, and its promises to library users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import families
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symprune
+from symprune import engine, walk
+from symprune.errors import SympruneError
+from symprune.models import find_layout
+from symprune.recipe import Recipe
+from symprune.stats import SQUARE
+
+
+def plain_prune(model: Any, tokens: Tensor, method: str, sparsity: float) -> None:
+    """Wanda, RIA and magnitude as their papers tell them: whole-model forwards with hooks, sums in
+    fp64, a stable full sort; block after block, each measured behind the pruned ones."""
+    for block in model.model.layers:
+        linears = [m for m in block.modules() if isinstance(m, nn.Linear)]
+        square: dict[nn.Module, Tensor] = {m: torch.zeros(m.in_features).double() for m in linears}
+
+        def hook(module: nn.Module, args: Any, square: Any = square) -> None:
+            square[module] += (args[0][0].float() ** 2).sum(0).double()
+
+        handles = [m.register_forward_pre_hook(hook) for m in linears]
+        with torch.no_grad():
+            for row in tokens:
+                model(input_ids=row[None], use_cache=False)
+        for handle in handles:
+            handle.remove()
+        for m in linears:
+            x = (square[m] / len(tokens)).sqrt().float()
+            size = m.weight.detach().abs()
+            if method == "magnitude":
+                score = size
+            elif method == "wanda":
+                score = size * x
+            else:
+                relative = size * (1 / size.sum(0, keepdim=True) + 1 / size.sum(1, keepdim=True))
+                score = relative * x**0.5
+            order = torch.argsort(score, dim=1, stable=True)
+            lost = order[:, : int(m.in_features * sparsity)]
+            m.weight.data.scatter_(1, lost, 0.0)
+
+
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "ria"])
+def test_masks_are_bit_for_bit_those_of_the_plain_transcription(method: str) -> None:
+    tokens = families.tokens(5, 12)
+    plain, ours = families.model(seed=7), families.model(seed=7)
+    plain_prune(plain, tokens, method, 0.6)
+    report = engine.prune(ours, tokens, Recipe(method=method, sparsity=0.6))
+    for (name, expected), (_, got) in zip(
+        plain.named_parameters(), ours.named_parameters(), strict=True
+    ):
+        assert torch.equal(expected, got), name
+    assert abs(report.sparsity - 0.6) < 0.02
+
+
+def test_the_same_recipe_gives_the_same_bits() -> None:
+    recipe = Recipe(method="stochria", params={"beta": 0.3}, seed=5)
+    runs = [families.model(seed=1) for _ in range(2)]
+    for model in runs:
+        engine.prune(model, families.tokens(), recipe)
+    other = families.model(seed=1)
+    engine.prune(other, families.tokens(), recipe.with_changes(seed=6))
+    one, two, three = (model.state_dict() for model in (*runs, other))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], three[name]) for name in one)
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "4:8", "1:4"])
+def test_patterns_hold_in_every_group(pattern: str) -> None:
+    model = families.model()
+    engine.prune(model, families.tokens(), Recipe(method="wanda", pattern=pattern))
+    n, m = (int(part) for part in pattern.split(":"))
+    for matrix in find_layout(model).all_matrices():
+        kept = (matrix.weight.reshape(-1, m) != 0).sum(1)
+        assert (kept == n).all(), matrix.name
+
+
+def test_layer_groups_remove_the_exact_number() -> None:
+    model = families.model()
+    report = engine.prune(model, families.tokens(), Recipe(sparsity=0.37, group="layer"))
+    for layer in report.layers:
+        assert layer.removed == int(layer.size * 37 // 100)
+
+
+def test_zero_sparsity_changes_nothing() -> None:
+    model, same = families.model(), families.model()
+    engine.prune(model, families.tokens(), Recipe(sparsity=0.0))
+    for name, value in same.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_shared_inputs_are_measured_once() -> None:
+    model = families.model()
+    layout = find_layout(model)
+    with walk.ready(model):
+        activations = walk.embed(layout, families.tokens())
+        found = layout.matrices(0)
+        measured = walk.collect(activations, 0, layout.blocks[0], found, [SQUARE], [])
+    by_leaf = {name.split(".")[-2]: stats for name, stats in measured.inputs.items()}
+    assert by_leaf["q_proj"] is by_leaf["k_proj"] is by_leaf["v_proj"]
+    assert by_leaf["gate_proj"] is by_leaf["up_proj"]
+    distinct = {id(stats) for stats in measured.inputs.values()}
+    assert len(distinct) == 4 and len(measured.inputs) == 7
+    assert all(s.samples == 4 and s.tokens == 64 for s in measured.inputs.values())
+    assert measured.outputs == {}
+
+
+def test_magnitude_needs_no_data_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "embed", lambda *_: pytest.fail("ran the model"))
+    report = symprune.prune(families.model(), families.tokenizer(), Recipe(method="magnitude"))
+    assert report.sparsity == 0.5
+
+
+def test_the_library_takes_a_tokenizer_and_caps_the_sequence_length() -> None:
+    recipe = symprune.Recipe(calibration="builtin", nsamples=2, seqlen=100)
+    report = symprune.prune(families.model(), families.tokenizer(), recipe)
+    assert report.seqlen == 64 and "64 positions" in report.notes[0]
+    assert report.layers[0].tokens == 2 * 64
+
+
+def test_half_precision_stays_half_precision() -> None:
+    model = families.model().to(torch.bfloat16)
+    engine.prune(model, families.tokens(), Recipe())
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+
+
+def test_one_copy_of_the_hidden_states_is_kept() -> None:
+    model = families.model()
+    layout = find_layout(model)
+    with walk.ready(model):
+        activations = walk.embed(layout, families.tokens())
+        place = activations.hidden.data_ptr()
+        before = activations.hidden.clone()
+        activations.advance(0, layout.blocks[0])
+    assert activations.hidden.data_ptr() == place
+    assert not torch.equal(activations.hidden, before)
+
+
+def test_non_finite_weights_and_activations_name_the_layer() -> None:
+    model = families.model()
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = torch.nan
+    with pytest.raises(SympruneError, match=r"layers\.1\.mlp\.up_proj.*weights"):
+        engine.prune(model, families.tokens(), Recipe(method="magnitude"))
+    model = families.model()
+    model.get_input_embeddings().weight.data[5] = torch.inf
+    with pytest.raises(SympruneError, match=r"layers\.0\.self_attn\.q_proj.*activations"):
+        engine.prune(model, torch.full((1, 8), 5), Recipe())
+
+
+def test_a_pattern_that_does_not_divide_names_the_layer_before_any_work() -> None:
+    model = families.model()
+    untouched = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(SympruneError, match=r"2:5.*32 input channels.*q_proj"):
+        engine.prune(model, families.tokens(), Recipe(pattern="2:5"))
+    assert all(torch.equal(model.state_dict()[name], untouched[name]) for name in untouched)
+
+
+def test_empty_tokens_are_refused() -> None:
+    with pytest.raises(SympruneError, match="filled"):
+        engine.prune(families.model(), torch.zeros((0, 8), dtype=torch.long), Recipe())
+
+
+def test_importing_the_tensor_modules_needs_no_transformers() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, symprune.scores, symprune.masks, symprune.stats, symprune.maskset;"
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,113 @@
+"""Statistics: the definitions, and that parts add up to the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
+
+ALL = (SQUARE, MOMENTS, GRAM)
+
+
+def measured(*batches: Tensor) -> ChannelStats:
+    stats = ChannelStats(batches[0].shape[-1], ALL)
+    for batch in batches:
+        stats.add(batch)
+    return stats
+
+
+def assert_same(left: ChannelStats, right: ChannelStats) -> None:
+    assert (left.samples, left.tokens) == (right.samples, right.tokens)
+    for name in ("norm", "mean", "variance", "gram"):
+        torch.testing.assert_close(getattr(left, name), getattr(right, name))
+
+
+def test_the_statistics_are_their_definitions(device: torch.device) -> None:
+    x = torch.randn(5, 11, 6, device=device) + 0.5
+    stats = ChannelStats(6, ALL, device)
+    stats.add(x)
+    wide = x.double()
+    torch.testing.assert_close(stats.norm, (wide**2).sum(1).mean(0).sqrt().float())
+    torch.testing.assert_close(stats.mean, wide.sum(1).mean(0).float())
+    torch.testing.assert_close(stats.variance, wide.var(1, correction=0).mean(0).float())
+    flat = x.reshape(-1, 6)
+    torch.testing.assert_close(stats.gram, flat.T @ flat)
+
+
+def test_variance_weighs_samples_by_their_tokens() -> None:
+    short, long = torch.randn(1, 3, 4), torch.randn(1, 30, 4)
+    expected = (3 * short[0].var(0, correction=0) + 30 * long[0].var(0, correction=0)) / 33
+    torch.testing.assert_close(measured(short, long).variance, expected)
+
+
+@given(st.integers(2, 6), st.integers(0, 1000), st.data())
+def test_batches_and_splits_do_not_show(samples: int, seed: int, data: st.DataObject) -> None:
+    x = torch.randn(samples, 7, 3, generator=torch.Generator().manual_seed(seed))
+    cut = data.draw(st.integers(1, samples - 1))
+    whole = measured(x)
+    assert_same(measured(*x.split(1)), whole)
+    left, right = measured(x[:cut]), measured(x[cut:])
+    left.merge(right)
+    assert_same(left, whole)
+
+
+def test_order_and_splits_do_not_change_one_bit_of_the_norm() -> None:
+    x = torch.randn(64, 16, 128)
+    forwards, backwards, halves = measured(*x.split(1)), measured(*x.flip(0).split(1)), measured(x)
+    assert torch.equal(forwards.norm, backwards.norm)
+    assert torch.equal(forwards.norm, halves.norm)
+
+
+def test_number_of_threads_does_not_show() -> None:
+    x = torch.randn(2, 512, 64)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = measured(x)
+        torch.set_num_threads(2)
+        assert_same(measured(x), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_half_precision_is_summed_in_fp32() -> None:
+    x = torch.full((1, 4096, 2), 0.1, dtype=torch.float16)
+    exact = (x[0].double() ** 2).sum(0).sqrt().float()
+    torch.testing.assert_close(measured(x).norm, exact, rtol=1e-5, atol=0)
+
+
+def test_state_goes_over_a_wire_and_back() -> None:
+    stats = measured(torch.randn(3, 5, 4))
+    copy = ChannelStats(4, ALL)
+    copy.load({name: value.clone() for name, value in stats.state().items()})
+    assert_same(copy, stats)
+
+
+def test_only_what_is_asked_for_is_kept() -> None:
+    assert set(ChannelStats(4).sums) == {"square"}
+    assert set(ChannelStats(4, []).sums) == set()
+    with pytest.raises(SympruneError, match="Unknown statistic"):
+        ChannelStats(4, ["median"])
+
+
+def test_mismatches_and_non_finite_values_are_noticed() -> None:
+    stats = ChannelStats(4)
+    with pytest.raises(SympruneError, match="Expected 4 channels, got 5"):
+        stats.add(torch.ones(2, 5))
+    with pytest.raises(SympruneError, match="same channels"):
+        stats.merge(ChannelStats(5))
+    stats.add(torch.ones(2, 4))
+    assert stats.is_finite()
+    stats.add(torch.full((2, 4), torch.inf))
+    assert not stats.is_finite()
+
+
+def test_an_empty_batch_adds_nothing() -> None:
+    stats = ChannelStats(4)
+    stats.add(torch.ones(0, 4))
+    assert (stats.samples, stats.tokens) == (0, 0)
