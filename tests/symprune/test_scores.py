@@ -72,8 +72,8 @@ def test_every_formula_is_what_the_table_says(weight: Tensor, norms: dict[str, T
         ("symmetric", {"squared": True}, lambda w, o, i: w * math.hypot(c2[i], r2[o])),
         ("ri", {}, lambda w, o, i: w / c[i] + w / r[o]),
         ("ria", {}, lambda w, o, i: (w / c[i] + w / r[o]) * x[i] ** 0.5),
-        ("col-sum", {"alpha": 1}, lambda w, o, i: w / c[i] * x[i]),
-        ("row-sum", {"alpha": 1}, lambda w, o, i: w / r[o] * x[i]),
+        ("row-sum", {"alpha": 1}, lambda w, o, i: w / c[i] * x[i]),
+        ("col-sum", {"alpha": 1}, lambda w, o, i: w / r[o] * x[i]),
     ]
     for name, params, formula in table:
         expected = entry_by_entry(weight, formula)

@@ -1,0 +1,187 @@
+"""Speed and memory of the pruning engine, as ratios within one run.
+
+    python scripts/benchmark.py [selection] [sampling] [statistics] [engine] [memory]
+
+Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
+Every figure is the best of a few repetitions, the two sides of a ratio taken in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from symprune import engine, masks, scores, walk
+from symprune.masks import Pattern
+from symprune.models import find_layout
+from symprune.recipe import Recipe
+from symprune.stats import SQUARE
+
+console = Console(width=110)
+
+
+def best(first: Callable[[], object], second: Callable[[], object], repeat: int = 3) -> list[float]:
+    """The shortest time of each of two jobs, run alternately."""
+    times = [float("inf"), float("inf")]
+    for _ in range(repeat):
+        for place, job in enumerate((first, second)):
+            start = time.perf_counter()
+            job()
+            times[place] = min(times[place], time.perf_counter() - start)
+    return times
+
+
+def sorted_mask(score: Tensor, count: int) -> Tensor:
+    """What reference implementations do: a full sort, then a scatter."""
+    order = torch.sort(score, dim=-1).indices
+    return torch.ones_like(score, dtype=torch.bool).scatter_(-1, order[..., :count], False)
+
+
+def selection() -> None:
+    """Mask selection on a 4096 x 11008 score against sorting it."""
+    score = torch.rand(4096, 11008, generator=torch.Generator().manual_seed(0))
+    flat, groups = score.flatten(), score.view(-1, 4)
+    table = Table("4096 x 11008, 50 %", "sort + scatter", "symprune", "times faster")
+    rows: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+        ("row", lambda: sorted_mask(score, 5504), lambda: masks.keep_by_row(score, 0.5)),
+        (
+            "layer",
+            lambda: sorted_mask(flat, flat.numel() // 2),
+            lambda: masks.keep_by_layer(score, 0.5),
+        ),
+        ("2:4", lambda: sorted_mask(groups, 2), lambda: masks.keep_n_of_m(score, Pattern(2, 4))),
+    ]
+    for name, reference, ours in rows:
+        slow, fast = best(reference, ours)
+        table.add_row(name, f"{slow:.2f} s", f"{fast:.2f} s", f"{slow / fast:.1f}")
+    console.print(table)
+
+
+def sampling() -> None:
+    """stochRIA's two ways of sampling against the full sums of RIA."""
+    weight = torch.randn(4096, 11008, generator=torch.Generator().manual_seed(0))
+    norms = {"input_norm": torch.rand(11008), "generator": torch.Generator().manual_seed(0)}
+    table = Table("score of 4096 x 11008", "time", "times RIA's")
+    for name in ("independent", "shared"):
+        full, sampled = best(
+            lambda: scores.get("ria")(weight, norms),
+            lambda name=name: scores.get("stochria")(weight, norms, {"sampling": name}),
+        )
+        table.add_row(f"stochria, {name}", f"{sampled:.2f} s", f"{sampled / full:.2f}")
+    table.add_row("ria", f"{full:.2f} s", "1.00")
+    console.print(table)
+
+
+def llama(blocks: int, hidden: int, intermediate: int) -> torch.nn.Module:
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=blocks,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def statistics() -> None:
+    """What measuring adds to a block's forward."""
+    table = Table("one block, 4 x 512 tokens", "forward", "forward, measured", "added")
+    for hidden, intermediate in ((1024, 2816), (2048, 5504)):
+        model = llama(1, hidden, intermediate)
+        layout = find_layout(model)
+        with walk.ready(model):
+            activations = walk.embed(layout, torch.randint(0, 512, (4, 512)))
+            block, found = layout.blocks[0], layout.matrices(0)
+
+            def forward(block: torch.nn.Module = block, a: walk.Activations = activations) -> None:
+                for sample in range(len(a)):
+                    a.run(0, block, sample)
+
+            plain, measured = best(
+                forward,
+                lambda a=activations, b=block, f=found: walk.collect(a, 0, b, f, [SQUARE], []),
+                repeat=7,
+            )
+        added = f"{100 * (measured / plain - 1):.1f} %"
+        table.add_row(f"width {hidden}", f"{plain:.3f} s", f"{measured:.3f} s", added)
+    console.print(table)
+
+
+def whole_engine() -> None:
+    """The whole prune phase against the two forward passes it needs."""
+    model = llama(4, 1024, 2816)
+    layout, tokens = find_layout(model), torch.randint(0, 512, (8, 512))
+
+    def two_passes() -> None:
+        with walk.ready(model):
+            activations = walk.embed(layout, tokens)
+            for index, block in enumerate(layout.blocks):
+                for sample in range(len(activations)):
+                    activations.run(index, block, sample)
+                if index + 1 < len(layout.blocks):
+                    activations.advance(index, block)
+
+    table = Table("4 blocks of width 1024, 8 x 512 tokens", "two passes", "prune", "ratio")
+    for method in ("wanda", "ria", "symwanda", "stochria"):
+        passes, prune = best(
+            two_passes, lambda m=method: engine.prune(model, tokens, Recipe(method=m))
+        )
+        table.add_row(method, f"{passes:.2f} s", f"{prune:.2f} s", f"{prune / passes:.2f}")
+    console.print(table)
+
+
+MEMORY_PROBE = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+from benchmark import llama, engine, Recipe
+model = llama({blocks}, 512, 1408)
+tokens = torch.randint(0, 512, ({samples}, 512))
+engine.prune(model, tokens[:1], Recipe())
+before = engine.peak_memory()
+engine.prune(model, tokens, Recipe())
+print(engine.peak_memory() - before)
+"""
+
+
+def memory() -> None:
+    """Peak memory above a loaded model that has been walked once, against the hidden states."""
+    table = Table("width 512, 512 tokens a sample", "hidden states", "peak above", "copies")
+    for blocks, samples in ((2, 256), (8, 256), (2, 512)):
+        code = MEMORY_PROBE.format(folder=sys.path[0], blocks=blocks, samples=samples)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        peak, states = int(done.stdout.split()[-1]), samples * 512 * 512 * 4
+        table.add_row(
+            f"{blocks} blocks, {samples} samples",
+            f"{states / 1e6:.0f} MB",
+            f"{peak / 1e6:.0f} MB",
+            f"{peak / states:.2f}",
+        )
+    console.print(table)
+
+
+PARTS = {
+    "selection": selection,
+    "sampling": sampling,
+    "statistics": statistics,
+    "engine": whole_engine,
+    "memory": memory,
+}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all when none is named")
+    for part in parser.parse_args().parts or PARTS:
+        PARTS[part]()
