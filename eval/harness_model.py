@@ -15,6 +15,8 @@ from typing import Any, TextIO
 
 from lm_eval.models.huggingface import HFLM
 
+from symprune.errors import SympruneError
+
 # Of 32 to 512 MiB the fastest for a model of 135M parameters on one core; 512 took twice as long.
 CPU_LOGITS_BYTES = 64 * 2**20
 
@@ -31,6 +33,12 @@ class HarnessModel(HFLM):
     def _loglikelihood_tokens(
         self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
     ) -> Any:
+        longest = max((len(continuation) for *_, continuation in requests), default=0)
+        if longest > self.max_length:
+            raise SympruneError(
+                f"An answer of {longest} tokens is too long for a model with a context of "
+                f"{self.max_length} tokens."
+            )
         with redirect_stderr(self._terminal):
             return super()._loglikelihood_tokens(
                 requests, disable_tqdm or not self._terminal.isatty(), override_bs

@@ -198,6 +198,15 @@ def test_a_batch_that_does_not_fit_in_memory_is_explained(
         hook.remove()
 
 
+def test_an_answer_longer_than_the_models_context_is_explained(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    row = {"goal": "Count", "sol1": "one " * 1000, "sol2": "two", "label": 0}
+    (tmp_path / "piqa.jsonl").write_text(json.dumps(row))
+    with pytest.raises(SympruneError, match="too long for a model with a context of 256 tokens"):
+        evaluate(model, tokenizer, ["piqa"], task_data=tmp_path)
+
+
 @pytest.mark.parametrize("batch_size", [0, -1, "many"])
 def test_a_senseless_batch_size_is_refused(batch_size: int | str, task_data: Path) -> None:
     with pytest.raises(SympruneError, match=f"batch size.*'{batch_size}'"):
