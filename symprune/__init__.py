@@ -21,7 +21,7 @@ _HOME = {
     "prune": "symprune.engine",
 }
 
-__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "prune"]  # noqa: F822
+__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "prune"]
 
 
 def __getattr__(name: str) -> Any:

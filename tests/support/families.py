@@ -82,6 +82,7 @@ def tokens(samples: int = 4, length: int = 16, seed: int = 0) -> torch.Tensor:
 def tokenizer() -> Any:
     """A byte-pair tokenizer of the models' vocabulary, trained on a little text in a moment."""
     from pydoc_data.topics import topics
+
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE(unk_token="<unk>"))

@@ -25,6 +25,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None:
     output = tmp_path / "model"
     output.mkdir()
     (output / "old").write_text("precious")
+
     def write_half() -> None:
         with checkpoint.whole_folder(output, force=True) as work:
             (work / "new").write_text("half")
