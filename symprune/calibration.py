@@ -91,7 +91,7 @@ def _families() -> list[str]:
     owner: dict[str, int] = {}
     families: dict[int, list[str]] = {}
     for number, name in enumerate(sorted(topics)):
-        paragraphs = [p for p in topics[name].split("\n\n") if p.strip()]
+        paragraphs = [p.strip("\n") for p in topics[name].split("\n\n") if p.strip()]
         related = {owner[p] for p in paragraphs if p in owner}
         families[number] = [p for old in sorted(related) for p in families.pop(old)]
         families[number] += [p for p in dict.fromkeys(paragraphs) if p not in owner]
