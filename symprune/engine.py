@@ -8,7 +8,6 @@ inputs. Memory beyond the model is one block's temporaries and one copy of the h
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import sys
 import time
@@ -20,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import masks, walk
+from symprune import decide, masks, walk
 from symprune.calibration import calibration_tokens
 from symprune.errors import SympruneError
 from symprune.hub import max_length
 from symprune.maskset import MaskSet
 from symprune.models import Layout, Matrix, find_layout
 from symprune.recipe import Recipe
-from symprune.stats import SQUARE, ChannelStats
+from symprune.stats import GRAM, ChannelStats
 
 Watch = Callable[[str, int, int, int, int], None]
 """watch(stage, block, blocks, samples done, samples): called as the work goes on."""
@@ -44,6 +43,7 @@ class LayerReport:
     columns: int
     removed: int
     tokens: int
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -52,6 +52,10 @@ class LayerReport:
     @property
     def sparsity(self) -> float:
         return self.removed / self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: value for name, value in asdict(self).items() if name != "figures"}
+        return {**plain, "sparsity": self.sparsity, **self.figures}
 
 
 @dataclass
@@ -99,7 +103,7 @@ class Report:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak_memory,
             "notes": self.notes,
-            "layers": [{**asdict(layer), "sparsity": layer.sparsity} for layer in self.layers],
+            "layers": [layer.to_dict() for layer in self.layers],
         }
 
 
@@ -108,30 +112,34 @@ def prune(
     data: Any,
     recipe: Recipe | None = None,
     watch: Watch = lambda *_: None,
+    report_error: bool = False,
 ) -> Report:
     """Prune `model` in place and say what was done.
 
     data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
-    themselves, `[samples, length]`.
+    themselves, `[samples, length]`. report_error also measures every layer's reconstruction error.
     """
     recipe = recipe or Recipe()
+    needs = decide.needs(recipe, report_error)
     layout = find_layout(model)
     check_pattern(layout, recipe)
-    tokens, notes = _tokens(model, data, recipe)
+    tokens, notes = _tokens(model, data, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     with walk.ready(model):
-        _walk(layout, tokens, report, watch)
+        _walk(layout, tokens, report, needs, watch)
     report.peak_memory = peak_memory()
     return report
 
 
-def _tokens(model: nn.Module, data: Any, recipe: Recipe) -> tuple[Tensor, list[str]]:
+def _tokens(
+    model: nn.Module, data: Any, recipe: Recipe, needs: decide.Needs
+) -> tuple[Tensor, list[str]]:
     if isinstance(data, Tensor):
         if data.dim() != 2 or data.numel() == 0:
             raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
         return data, []
-    if not recipe.criterion.needs:
+    if not needs:
         return torch.zeros((0, recipe.seqlen), dtype=torch.long), []
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
     return (
@@ -160,13 +168,12 @@ def check_pattern(layout: Layout, recipe: Recipe) -> None:
             )
 
 
-def _walk(layout: Layout, tokens: Tensor, report: Report, watch: Watch) -> None:
+def _walk(
+    layout: Layout, tokens: Tensor, report: Report, needs: decide.Needs, watch: Watch
+) -> None:
     blocks, samples = len(layout.blocks), len(tokens)
-    needs = report.recipe.criterion.needs
-    collect_in = [SQUARE] if "input_norm" in needs else []
-    collect_out = [SQUARE] if "output_norm" in needs else []
     activations: walk.Activations | None = None
-    if collect_in or collect_out:
+    if needs:
         with _timed(report, "embed"):
             activations = walk.embed(
                 layout, tokens, lambda n: watch("embed", 0, blocks, n, samples)
@@ -181,13 +188,13 @@ def _walk(layout: Layout, tokens: Tensor, report: Report, watch: Watch) -> None:
                     index,
                     block,
                     found,
-                    collect_in,
-                    collect_out,
+                    needs.inputs,
+                    needs.outputs,
                     lambda n, i=index: watch("collect", i, blocks, n, samples),  # type: ignore[misc]
                 )
         with _timed(report, "mask"):
             watch("mask", index, blocks, 0, samples)
-            _prune_block(found, measured, report)
+            _prune_block(found, measured, report, needs)
         if activations is not None and index + 1 < blocks:
             with _timed(report, "advance"):
                 activations.advance(
@@ -198,12 +205,25 @@ def _walk(layout: Layout, tokens: Tensor, report: Report, watch: Watch) -> None:
         watch("done", index, blocks, samples, samples)
 
 
-def _prune_block(found: list[Matrix], measured: walk.Collector, report: Report) -> None:
+def _prune_block(
+    found: list[Matrix], measured: walk.Collector, report: Report, needs: decide.Needs
+) -> None:
     """Make and apply the masks of a block; experts share the mask of their fused parameter."""
     fused: dict[str, Tensor] = {}
     for matrix in found:
         inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-        keep = _keep(matrix, inputs, outputs, report)
+        if needs and not (inputs or outputs):
+            report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
+        decision = decide.decide(
+            matrix.name,
+            matrix.part,
+            matrix.weight,
+            inputs,
+            outputs,
+            report.recipe,
+            report_error=GRAM in needs.inputs,
+        )
+        keep = decision.keep
         matrix.apply(keep)
         stored = keep.T if matrix.transposed else keep
         if matrix.expert is None:
@@ -213,47 +233,13 @@ def _prune_block(found: list[Matrix], measured: walk.Collector, report: Report) 
                 matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
             )
             whole[matrix.expert] = stored
-        rows, columns = matrix.weight.shape
-        kept = int(masks.count_true(keep.flatten()))
+        removed = keep.numel() - int(masks.count_true(keep.flatten()))
         tokens = (inputs or outputs or ChannelStats(0)).tokens
-        report.layers.append(
-            LayerReport(
-                matrix.name, matrix.kind, matrix.part, rows, columns, keep.numel() - kept, tokens
-            )
-        )
+        rows, columns = matrix.weight.shape
+        names = (matrix.name, matrix.kind, matrix.part)
+        report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
     for name, keep in fused.items():
         report.masks[name] = keep
-
-
-def _keep(
-    matrix: Matrix, inputs: ChannelStats | None, outputs: ChannelStats | None, report: Report
-) -> Tensor:
-    recipe, weight = report.recipe, matrix.weight
-    if not torch.isfinite(weight).all():
-        raise SympruneError(f"{matrix.name} has NaN or infinite weights.")
-    for stats in (inputs, outputs):
-        if stats is not None and not stats.is_finite():
-            raise SympruneError(f"{matrix.name} sees NaN or infinite activations.")
-    rows, columns = weight.shape
-    ones = torch.ones(1, device=weight.device)
-    statistics = {
-        # An expert that no calibration token was routed to is scored by its weights alone.
-        "input_norm": inputs.norm if inputs else ones.expand(columns),
-        "output_norm": outputs.norm if outputs else ones.expand(rows),
-        "generator": generator_for(recipe.seed, matrix.name),
-    }
-    if recipe.criterion.needs and matrix.expert is not None and not (inputs or outputs):
-        report.notes.append(
-            f"{matrix.name} saw no calibration tokens: scored by its weights alone."
-        )
-    score = recipe.criterion(weight, statistics, recipe.params)
-    return masks.keep_mask(score, recipe.target_sparsity, recipe.group, recipe.n_of_m)
-
-
-def generator_for(seed: int, name: str) -> torch.Generator:
-    """A generator of its own for each matrix, so that no draw depends on the order of the work."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 @contextmanager

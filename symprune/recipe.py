@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from symprune import masks, scores
+from symprune import masks, refinements, scores
 from symprune.errors import SympruneError
 
 
@@ -29,6 +29,7 @@ class Recipe:
     sparsity: float | None = None
     pattern: str | None = None
     group: str = "row"
+    refine: str | Mapping[str, Any] | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -51,6 +52,7 @@ class Recipe:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SympruneError(f"{name} must be a whole number above 0.")
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
+        object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
 
     @property
     def n_of_m(self) -> masks.Pattern | None:
@@ -61,6 +63,10 @@ class Recipe:
         return scores.get(self.method)
 
     @property
+    def refinement(self) -> refinements.Refinement | None:
+        return refinements.refinement(self.refine)
+
+    @property
     def target_sparsity(self) -> float:
         """The fraction of prunable weights that goes."""
         return self.n_of_m.sparsity if self.n_of_m else float(self.sparsity or 0)
@@ -69,7 +75,8 @@ class Recipe:
         """One line for tables: `ria alpha=0.5, 50 % per row`."""
         params = " ".join(f"{key}={_plain(value)}" for key, value in self.params.items())
         amount = self.pattern or f"{100 * self.target_sparsity:g} % per {self.group}"
-        return f"{' '.join(part for part in (self.method, params) if part)}, {amount}"
+        refined = f" + {self.refinement.name}" if self.refinement else ""
+        return f"{' '.join(part for part in (self.method, params) if part)}{refined}, {amount}"
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}

@@ -68,9 +68,9 @@ def dsnot(
 ) -> Tensor:
     """The keep-mask after at most `max_cycles` exchanges in every row of `weight` (`[out, in]`).
 
-    A row goes on while |e| > update_threshold and, with `same_sign`, while an exchange does not turn
-    e over. accept: `published` makes every exchange, as the reference does; `improving` only those
-    after which |e| is smaller. A row that runs out of candidates stops.
+    A row goes on while |e| > update_threshold and, with `same_sign`, while an exchange does not
+    turn e over. accept: `published` makes every exchange, as the reference does; `improving` only
+    those after which |e| is smaller. A row that runs out of candidates stops.
     """
     weight = weight.float()
     rows = _Rows(weight, keep.clone(), stats, keys, max_cycles, pattern)

@@ -65,7 +65,7 @@ def prune(
     checkpoint.check_output(job.folder, job.force)
     origin = hub.resolve(job.model)
     device = hub.pick_device(job.device)
-    tell(f"Loading the tokenizer of {origin}")
+    tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
     seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     data: Any = tokenizer
@@ -77,7 +77,7 @@ def prune(
     held_out: Tensor | None = None
     if job.evaluate:
         held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
-    tell(f"Loading {origin}")
+    tell(f"Loading {job.model}")
     model = hub.load_model(origin, job.dtype).to(device)
     checkpoint.check_output(job.folder, job.force, needed=_size(model))
     dense = _measure(job, model, held_out, seqlen, tell, watch_eval, "dense")
@@ -146,7 +146,7 @@ def evaluate(
     seqlen, notes = engine.cap_seqlen(hub.load_config(origin), seqlen)
     tokenizer = hub.load_tokenizer(origin)
     ids = calibration.encode(tokenizer, calibration.text(data, "test"))
-    tell(f"Loading {origin}")
+    tell(f"Loading {model_name}")
     model = hub.load_model(origin, dtype).to(where)
     tell(f"Perplexity on {data}")
     result = perplexity(model, ids, seqlen, max_windows, tick)

@@ -1,0 +1,117 @@
+"""What becomes of one matrix: score -> mask -> refine, from its weight and its statistics.
+
+Knows tensors and a recipe, not models, so that whoever holds the statistics can decide: the engine
+that measured them, or a server that was sent them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from symprune import masks
+from symprune.errors import SympruneError
+from symprune.recipe import Recipe
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The statistics a run collects: of inputs and of outputs."""
+
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs)
+
+
+def needs(recipe: Recipe, report_error: bool = False) -> Needs:
+    """No more than the recipe, and the error report if wanted, make use of."""
+    asked = recipe.criterion.needs
+    inputs = {SQUARE} if "input_norm" in asked else set()
+    if recipe.refinement is not None:
+        inputs |= {SQUARE, recipe.refinement.needs}
+    if report_error:
+        inputs |= {MOMENTS, GRAM}
+    outputs = {SQUARE} if "output_norm" in asked else set()
+    return Needs(frozenset(inputs), frozenset(outputs))
+
+
+@dataclass
+class Decision:
+    """The keep-mask (`[out, in]`) of a matrix, and figures for the report."""
+
+    keep: Tensor
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+def decide(
+    name: str,
+    part: str,
+    weight: Tensor,
+    inputs: ChannelStats | None,
+    outputs: ChannelStats | None,
+    recipe: Recipe,
+    report_error: bool = False,
+) -> Decision:
+    """Which weights of the matrix `name` stay. Without statistics the weights alone decide."""
+    _check_finite(name, weight, inputs, outputs)
+    rows, columns = weight.shape
+    ones = torch.ones(1, device=weight.device)
+    statistics = {
+        "input_norm": inputs.norm if inputs else ones.expand(columns),
+        "output_norm": outputs.norm if outputs else ones.expand(rows),
+        "generator": generator_for(recipe.seed, name),
+    }
+    score = recipe.criterion(weight, statistics, recipe.params)
+    base = masks.keep_mask(score, recipe.target_sparsity, recipe.group, recipe.n_of_m)
+    keep = base
+    chosen = recipe.refinement
+    if chosen is not None and inputs is not None and chosen.layers in ("all", part):
+        keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
+    decision = Decision(keep)
+    if report_error and inputs is not None:
+        decision.figures = errors(weight, base, keep, inputs)
+    return decision
+
+
+def errors(weight: Tensor, base: Tensor, keep: Tensor, inputs: ChannelStats) -> dict[str, float]:
+    """||X(W~-W)||_F / ||XW||_F, and the mean over rows of the expected error's size, before and
+    after refinement."""
+    weight = weight.float()
+    return {
+        "relative_error_base": relative_error(weight, weight * base, inputs.gram),
+        "relative_error": relative_error(weight, weight * keep, inputs.gram),
+        "expected_error_before": float(((weight * ~base) @ inputs.mean).abs().mean()),
+        "expected_error_after": float(((weight * ~keep) @ inputs.mean).abs().mean()),
+        "exchanged": int(masks.count_true((keep & ~base).flatten())),
+    }
+
+
+def relative_error(weight: Tensor, changed: Tensor, gram: Tensor) -> float:
+    """||X(W~-W)||_F / ||XW||_F from G = X^T X."""
+    gram = gram.to(weight.device)
+    lost, whole = (
+        float(((m @ gram) * m).sum(dtype=torch.float64)) for m in (changed - weight, weight)
+    )
+    return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0
+
+
+def _check_finite(
+    name: str, weight: Tensor, inputs: ChannelStats | None, outputs: ChannelStats | None
+) -> None:
+    if not torch.isfinite(weight).all():
+        raise SympruneError(f"{name} has NaN or infinite weights.")
+    for stats in (inputs, outputs):
+        if stats is not None and not stats.is_finite():
+            raise SympruneError(f"{name} sees NaN or infinite activations.")
+
+
+def generator_for(seed: int, name: str) -> torch.Generator:
+    """A generator of its own for each matrix, so that no draw depends on the order of the work."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
