@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+ERRORS = ("relative_error_base", "relative_error", "expected_error_before", "expected_error_after")
+
 
 def summary(record: Mapping[str, Any]) -> Table:
     """What a run did: perplexity before and after, sparsity, time, memory, size."""
@@ -30,20 +32,48 @@ def summary(record: Mapping[str, Any]) -> Table:
 
 
 def by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
-    """Achieved sparsity per kind of layer."""
-    totals: dict[str, list[int]] = {}
+    """Achieved sparsity per kind of layer, and its mean reconstruction error where measured."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
     for layer in layers:
-        entry = totals.setdefault(layer["kind"], [0, 0, 0])
-        entry[0] += 1
-        entry[1] += layer["removed"]
-        entry[2] += layer["rows"] * layer["columns"]
-    table = Table(title="Sparsity per kind of layer", title_justify="left")
+        kinds.setdefault(layer["kind"], []).append(layer)
+    errors = any("relative_error" in layer for layer in layers)
+    table = Table(title="Per kind of layer", title_justify="left")
     table.add_column("kind", style="bold")
-    for name in ("matrices", "weights", "removed", "sparsity"):
+    names = ["matrices", "weights", "removed", "sparsity"]
+    names += ["error before", "error", "expected before", "expected"] if errors else []
+    for name in names:
         table.add_column(name, justify="right")
-    for kind, (count, removed, weights) in totals.items():
-        row = (str(count), f"{weights:,}", f"{removed:,}", percent(removed / weights))
+    for kind, members in kinds.items():
+        removed = sum(layer["removed"] for layer in members)
+        weights = sum(layer["rows"] * layer["columns"] for layer in members)
+        row = [str(len(members)), f"{weights:,}", f"{removed:,}", percent(removed / weights)]
+        if errors:
+            row += [_mean(members, name) for name in ERRORS]
         table.add_row(kind, *row)
+    return table
+
+
+def _mean(layers: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = [layer[name] for layer in layers if name in layer]
+    return f"{sum(values) / len(values):.4g}" if values else ""
+
+
+def sweep(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The cells of a sweep, seeds together."""
+    title = f"{rows[0]['model']}: perplexity on {rows[0]['data']}, dense {rows[0]['dense']:.2f}"
+    table = Table("recipe", title=title, title_justify="left")
+    for name in ("perplexity", "±", "seeds", "sparsity", "seconds"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        spread = "" if row["deviation"] is None else f"{row['deviation']:.2f}"
+        table.add_row(
+            row["description"],
+            f"{row['perplexity']:.2f}",
+            spread,
+            str(row["seeds"]),
+            percent(row["sparsity"]),
+            f"{row['seconds']:.0f}",
+        )
     return table
 
 

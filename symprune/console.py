@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 out = Console()
 err = Console(stderr=True)
@@ -30,6 +32,7 @@ class Display:
         self.progress = progress
         self.blocks: Any = None
         self.windows: Any = None
+        self.cells: Any = None
 
     def tell(self, message: str) -> None:
         self.progress.console.print(f"[dim]{message}[/dim]", highlight=False)
@@ -44,6 +47,15 @@ class Display:
         share = {"collect": 0.0, "mask": 0.5, "advance": 0.5}.get(stage, 0.0)
         inside = share + 0.5 * done / max(total, 1) if stage in ("collect", "advance") else share
         self.progress.update(self.blocks, completed=block + inside, description=where)
+
+    def begin(self, done: int, total: int, description: str) -> None:
+        """A sweep comes to its next cell; the bar of blocks starts over."""
+        if self.cells is None:
+            self.cells = self.progress.add_task("cells", total=total)
+        self.progress.update(self.cells, completed=done, description=description or "cells")
+        if self.blocks is not None:
+            self.progress.remove_task(self.blocks)
+            self.blocks = None
 
     def watch_eval(self, done: int, total: int) -> None:
         if self.windows is None:
@@ -70,16 +82,27 @@ def display() -> Iterator[Display]:
         yield Display(progress)
 
 
-class _WholeSteps(MofNCompleteColumn):
+class _WholeSteps(ProgressColumn):
     """`3/30`, although the bar also moves inside a step."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{int(task.completed)}/{int(task.total or 0)}", style="progress.download")
+
+
+def notes(messages: Iterable[str]) -> None:
+    """What the user should know about a result."""
+    for message in messages:
+        out.print(f"[yellow]Note:[/yellow] {message}", highlight=False)
 
 
 def quiet_libraries() -> None:
     """Keep transformers' and datasets' own bars and advice out of the way of ours."""
     import datasets
+    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    gguf.tqdm = lambda items, **_: items  # the one bar that has no switch
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()

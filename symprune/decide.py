@@ -57,18 +57,15 @@ def decide(
     outputs: ChannelStats | None,
     recipe: Recipe,
     report_error: bool = False,
+    base: Tensor | None = None,
 ) -> Decision:
-    """Which weights of the matrix `name` stay. Without statistics the weights alone decide."""
+    """Which weights of the matrix `name` stay. Without statistics the weights alone decide.
+
+    base is a mask made earlier; without it the recipe's criterion makes one.
+    """
     _check_finite(name, weight, inputs, outputs)
-    rows, columns = weight.shape
-    ones = torch.ones(1, device=weight.device)
-    statistics = {
-        "input_norm": inputs.norm if inputs else ones.expand(columns),
-        "output_norm": outputs.norm if outputs else ones.expand(rows),
-        "generator": generator_for(recipe.seed, name),
-    }
-    score = recipe.criterion(weight, statistics, recipe.params)
-    base = masks.keep_mask(score, recipe.target_sparsity, recipe.group, recipe.n_of_m)
+    if base is None:
+        base = _base_mask(name, weight, inputs, outputs, recipe)
     keep = base
     chosen = recipe.refinement
     if chosen is not None and inputs is not None and chosen.layers in ("all", part):
@@ -77,6 +74,24 @@ def decide(
     if report_error and inputs is not None:
         decision.figures = errors(weight, base, keep, inputs)
     return decision
+
+
+def _base_mask(
+    name: str,
+    weight: Tensor,
+    inputs: ChannelStats | None,
+    outputs: ChannelStats | None,
+    recipe: Recipe,
+) -> Tensor:
+    rows, columns = weight.shape
+    ones = torch.ones(1, device=weight.device)
+    statistics = {
+        "input_norm": inputs.norm if inputs else ones.expand(columns),
+        "output_norm": outputs.norm if outputs else ones.expand(rows),
+        "generator": generator_for(recipe.seed, name),
+    }
+    score = recipe.criterion(weight, statistics, recipe.params)
+    return masks.keep_mask(score, recipe.target_sparsity, recipe.group, recipe.n_of_m)
 
 
 def errors(weight: Tensor, base: Tensor, keep: Tensor, inputs: ChannelStats) -> dict[str, float]:

@@ -113,11 +113,15 @@ def prune(
     recipe: Recipe | None = None,
     watch: Watch = lambda *_: None,
     report_error: bool = False,
+    base: MaskSet | None = None,
+    embedded: walk.Activations | None = None,
 ) -> Report:
     """Prune `model` in place and say what was done.
 
     data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
     themselves, `[samples, length]`. report_error also measures every layer's reconstruction error.
+    base are masks made earlier, to be refined instead of made. embedded is what `walk.embed` made
+    of the same tokens, for callers that prune again and again.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
@@ -127,7 +131,7 @@ def prune(
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     with walk.ready(model):
-        _walk(layout, tokens, report, needs, watch)
+        _walk(layout, tokens, report, needs, watch, base, embedded)
     report.peak_memory = peak_memory()
     return report
 
@@ -143,7 +147,7 @@ def _tokens(
         return torch.zeros((0, recipe.seqlen), dtype=torch.long), []
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
     return (
-        calibration_tokens(recipe.calibration, data, recipe.nsamples, seqlen, recipe.seed),
+        calibration_tokens(recipe.calibration, data, recipe.nsamples, seqlen, recipe.text_seed),
         notes,
     )
 
@@ -169,11 +173,19 @@ def check_pattern(layout: Layout, recipe: Recipe) -> None:
 
 
 def _walk(
-    layout: Layout, tokens: Tensor, report: Report, needs: decide.Needs, watch: Watch
+    layout: Layout,
+    tokens: Tensor,
+    report: Report,
+    needs: decide.Needs,
+    watch: Watch,
+    base: MaskSet | None,
+    embedded: walk.Activations | None,
 ) -> None:
     blocks, samples = len(layout.blocks), len(tokens)
     activations: walk.Activations | None = None
-    if needs:
+    if needs and embedded is not None:
+        activations = walk.Activations(embedded.hidden.clone(), embedded.inputs)
+    elif needs:
         with _timed(report, "embed"):
             activations = walk.embed(
                 layout, tokens, lambda n: watch("embed", 0, blocks, n, samples)
@@ -194,7 +206,7 @@ def _walk(
                 )
         with _timed(report, "mask"):
             watch("mask", index, blocks, 0, samples)
-            _prune_block(found, measured, report, needs)
+            _prune_block(found, measured, report, needs, base)
         if activations is not None and index + 1 < blocks:
             with _timed(report, "advance"):
                 activations.advance(
@@ -206,7 +218,11 @@ def _walk(
 
 
 def _prune_block(
-    found: list[Matrix], measured: walk.Collector, report: Report, needs: decide.Needs
+    found: list[Matrix],
+    measured: walk.Collector,
+    report: Report,
+    needs: decide.Needs,
+    base: MaskSet | None,
 ) -> None:
     """Make and apply the masks of a block; experts share the mask of their fused parameter."""
     fused: dict[str, Tensor] = {}
@@ -222,6 +238,7 @@ def _prune_block(
             outputs,
             report.recipe,
             report_error=GRAM in needs.inputs,
+            base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
         )
         keep = decision.keep
         matrix.apply(keep)

@@ -31,15 +31,14 @@ class Matrix:
     expert: int | None = None
 
     @property
-    def stored(self) -> Tensor:
-        """The matrix as it lies in the parameter."""
-        data = self.parameter.data
-        return data if self.expert is None else data[self.expert]
-
-    @property
     def weight(self) -> Tensor:
         """The matrix as `[out, in]`: a view, whatever the storage order."""
-        return self.stored.T if self.transposed else self.stored
+        return self.slice_of(self.parameter.data)
+
+    def slice_of(self, whole: Tensor) -> Tensor:
+        """This matrix's part, as `[out, in]`, of a tensor laid out like the parameter."""
+        stored = whole if self.expert is None else whole[self.expert]
+        return stored.T if self.transposed else stored
 
     @property
     def part(self) -> str:

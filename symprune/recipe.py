@@ -34,6 +34,7 @@ class Recipe:
     nsamples: int = 128
     seqlen: int = 2048
     seed: int = 0
+    calibration_seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.sparsity is not None and self.pattern is not None:
@@ -53,6 +54,10 @@ class Recipe:
                 raise SympruneError(f"{name} must be a whole number above 0.")
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
         object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
+
+    @property
+    def text_seed(self) -> int:
+        return self.seed if self.calibration_seed is None else self.calibration_seed
 
     @property
     def n_of_m(self) -> masks.Pattern | None:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration, checkpoint, engine, hub
+from symprune import calibration, checkpoint, decide, engine, hub
 from symprune.eval.perplexity import Perplexity, perplexity
+from symprune.masks import find_pattern
+from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
 
 Tell = Callable[[str], None]
@@ -32,6 +34,8 @@ class Job:
     eval_data: str | None = None
     eval_windows: int | None = None
     force: bool = False
+    report_error: bool = False
+    masks: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -65,14 +69,15 @@ def prune(
     checkpoint.check_output(job.folder, job.force)
     origin = hub.resolve(job.model)
     device = hub.pick_device(job.device)
+    base = MaskSet.load(job.masks) if job.masks else None
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
     seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     data: Any = tokenizer
-    if job.recipe.criterion.needs:
+    if decide.needs(job.recipe, job.report_error):
         tell(f"Drawing calibration text from {job.recipe.calibration}")
         data = calibration.calibration_tokens(
-            job.recipe.calibration, tokenizer, job.recipe.nsamples, seqlen, job.recipe.seed
+            job.recipe.calibration, tokenizer, job.recipe.nsamples, seqlen, job.recipe.text_seed
         )
     held_out: Tensor | None = None
     if job.evaluate:
@@ -82,7 +87,7 @@ def prune(
     checkpoint.check_output(job.folder, job.force, needed=_size(model))
     dense = _measure(job, model, held_out, seqlen, tell, watch_eval, "dense")
     tell(f"Pruning: {job.recipe.describe()}")
-    report = engine.prune(model, data, job.recipe, watch)
+    report = engine.prune(model, data, job.recipe, watch, job.report_error, base)
     report.notes[:0] = notes
     pruned = _measure(job, model, held_out, seqlen, tell, watch_eval, "pruned")
     record = {
@@ -100,6 +105,15 @@ def prune(
     record["output"] = str(job.folder)
     record["output_bytes"] = checkpoint.folder_size(job.folder)
     return record
+
+
+def recipe_of(masks: Path) -> Recipe:
+    """The recipe behind saved masks: from the record beside them, else what they show."""
+    record = checkpoint.read_record(masks if masks.is_dir() else masks.parent)
+    if record is not None:
+        return Recipe.from_dict(record["recipe"])
+    found = MaskSet.load(masks)
+    return Recipe(pattern=find_pattern(found[next(iter(found))]))
 
 
 def _measure(

@@ -1,0 +1,119 @@
+"""The commands that look at a model: eval, inspect, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from symprune import console
+from symprune import options as o
+from symprune.errors import SympruneError
+
+
+def evaluate(
+    model: o.Model,
+    data: Annotated[
+        str | None,
+        typer.Option(help="wikitext2, builtin, c4 or a text file. [dim]\\[wikitext2][/dim]"),
+    ] = None,
+    seqlen: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 2048,
+    windows: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Zero-shot tasks of lm-eval instead, by comma: boolq,rte,hellaswag,winogrande,"
+            "arc_easy,arc_challenge,openbookqa (all seven: [bold]thesis[/bold])."
+        ),
+    ] = None,
+    task_data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with TASK.jsonl files: no network, the harness's own prompts."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many questions of each task.")
+    ] = None,
+    batch_size: Annotated[str, typer.Option(help="auto, or a number; for tasks.")] = "auto",
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    json_file: o.JsonFile = None,
+) -> None:
+    """Measure a model: perplexity as the papers do, or zero-shot tasks.
+
+    For perplexity the held-out text is one long row of tokens, cut into windows that do not
+    overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, accuracies
+    through lm-eval, with standard errors and their mean; and perplexity too if --data is given.
+    """
+    if not tasks and (task_data or limit or batch_size != "auto"):
+        raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    record: dict[str, object] = {"model": model}
+    if tasks:
+        from symprune import hub
+        from symprune.eval import zeroshot
+
+        names = list(zeroshot.THESIS_TASKS) if tasks == "thesis" else tasks.split(",")
+        names = [name.strip() for name in names if name.strip()]
+        zeroshot.check_tasks(names, task_data)
+        console.quiet_libraries()
+        with console.display() as shown:
+            shown.tell(f"Loading {model}")
+            loaded, tokenizer = hub.load(model, dtype, device)
+        result = zeroshot.evaluate(
+            loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
+        )
+        console.out.print(zeroshot.table(result))
+        record["zeroshot"] = result.to_json()
+        del loaded
+    if data or not tasks:
+        from symprune import run
+
+        console.quiet_libraries()
+        with console.display() as shown:
+            measured = run.evaluate(
+                model, data or "wikitext2", seqlen, windows, dtype, device,
+                shown.tell, shown.watch_eval,
+            )  # fmt: skip
+        table = Table("model", "data", "windows", "seqlen", "perplexity")
+        table.add_row(
+            model, measured["data"], str(measured["windows"]), str(measured["seqlen"]),
+            f"{measured['perplexity']:.3f}",
+        )  # fmt: skip
+        console.out.print(table)
+        console.notes(measured["notes"])
+        record |= measured
+    o.write_json(json_file, record)
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
+    json_file: o.JsonFile = None,
+) -> None:
+    """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
+    from symprune.checkpoint import read_record
+    from symprune.eval.tables import percent
+    from symprune.inspection import inspect_folder
+
+    if not folder.is_dir():
+        raise SympruneError(f"There is no folder {folder}.")
+    console.quiet_libraries()
+    facts = inspect_folder(folder)
+    table = Table("matrix", "shape", "zeros", "sparsity", "pattern")
+    for fact in facts:
+        shape = " x ".join(str(n) for n in fact.shape)
+        table.add_row(fact.name, shape, f"{fact.zeros:,}", percent(fact.sparsity), fact.pattern)
+    console.out.print(table)
+    zeros, size = sum(f.zeros for f in facts), sum(f.size for f in facts)
+    share = percent(zeros / size)
+    console.out.print(f"All of them: {zeros:,} of {size:,} weights are zero, {share}.")
+    record = read_record(folder)
+    if record:
+        console.out.print(f"Made by symprune {record['versions']['symprune']} with this recipe:")
+        console.out.print_json(json.dumps(record["recipe"]))
+    else:
+        console.out.print("No symprune.json: the recipe is unknown.")
+    matrices = [{**vars(f), "sparsity": f.sparsity} for f in facts]
+    recipe = record["recipe"] if record else None
+    o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})

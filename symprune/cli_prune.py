@@ -1,0 +1,233 @@
+"""The commands that change a model: prune, refine, sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from symprune import console
+from symprune import options as o
+from symprune.errors import SympruneError
+from symprune.recipe import Recipe
+
+
+def prune(
+    model: o.Model,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Criterion; [bold]symprune methods[/bold] lists them. Your own: module:function. "
+            "[dim]\\[default: ria][/dim]"
+        ),
+    ] = None,
+    sparsity: Annotated[
+        float | None,
+        typer.Option(help="Fraction of each group to remove. [dim]\\[default: 0.5][/dim]"),
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="N:M instead of a sparsity; 2:4 keeps 2 of every 4.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="row: every output channel loses the same number (Wanda's way). "
+            "layer: one threshold per matrix (RIA's way). [dim]\\[default: row][/dim]"
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Power of the input norm. [dim]\\[ria: 0.5][/dim]")
+    ] = None,
+    beta: Annotated[
+        float | None,
+        typer.Option(help="stochria: sampled share. symwanda: power of the output norm."),
+    ] = None,
+    p: Annotated[float | None, typer.Option("--p", help="lp: which norm; inf is one.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the method."),
+    ] = None,
+    calibration: o.Calibration = None,
+    nsamples: o.NSamples = None,
+    seqlen: o.SeqLen = None,
+    seed: o.Seed = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML or JSON file; options given here override it.")
+    ] = None,
+    refine: Annotated[
+        str | None,
+        typer.Option(help="dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
+    ] = None,
+    max_cycles: o.MaxCycles = None,
+    update_threshold: o.UpdateThreshold = None,
+    var_power: o.VarPower = None,
+    refine_layers: o.RefineLayers = None,
+    same_sign: o.SameSign = None,
+    accept: o.Accept = None,
+    refine_preset: o.Preset = None,
+    grow_relative: o.GrowRelative = None,
+    prune_relative: o.PruneRelative = None,
+    gamma1: o.Gamma1 = None,
+    gamma2: o.Gamma2 = None,
+    norm_p: o.NormP = None,
+    refine_alpha: o.RefineAlpha = None,
+    literal_growth: o.LiteralGrowth = None,
+    report_error: o.ReportError = False,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    output: o.Output = None,
+    force: o.Force = False,
+    evaluate: o.Evaluate = True,
+    eval_data: o.EvalData = None,
+    eval_windows: o.EvalWindows = None,
+    json_file: o.JsonFile = None,
+) -> None:
+    """Make a model sparse and show its perplexity before and after.
+
+    [bold]Examples[/bold]
+
+      symprune prune --model llama2-7b --sparsity 0.5
+
+      symprune prune --model ./my-model --method wanda --pattern 2:4 --calibration builtin
+
+      symprune prune --model llama3-8b --sparsity 0.6 --refine r2-dsnot --report-error
+    """
+    from symprune import run
+
+    if sparsity is not None and pattern is not None:
+        raise SympruneError("Give --sparsity or --pattern, not both.")
+    changes = o.given(
+        method=method, sparsity=sparsity, pattern=pattern, group=group, calibration=calibration,
+        nsamples=nsamples, seqlen=seqlen, seed=seed,
+    )  # fmt: skip
+    chosen = (Recipe.load(recipe) if recipe else Recipe()).with_changes(**changes)
+    params = {**o.given(alpha=alpha, beta=beta, p=p), **o.assignments(set_ or [])}
+    if params:
+        chosen = chosen.with_changes(params={**chosen.params, **params})
+    refining = o.given(
+        max_cycles=max_cycles, update_threshold=update_threshold, var_power=var_power,
+        layers=refine_layers, same_sign=same_sign, accept=accept, preset=refine_preset,
+        grow_relative=grow_relative, prune_relative=prune_relative, gamma1=gamma1, gamma2=gamma2,
+        norm_p=norm_p, alpha=refine_alpha, literal_growth=literal_growth,
+    )  # fmt: skip
+    chosen = o.with_refinement(chosen, refine, refining)
+    job = run.Job(
+        model, chosen, output, dtype, device, evaluate, eval_data, eval_windows, force, report_error
+    )
+    _do(job, json_file)
+
+
+def refine_masks(
+    model: o.Model,
+    masks: Annotated[
+        Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
+    ],
+    refine: Annotated[str, typer.Option(help="dsnot or r2-dsnot.")] = "dsnot",
+    max_cycles: o.MaxCycles = None,
+    update_threshold: o.UpdateThreshold = None,
+    var_power: o.VarPower = None,
+    refine_layers: o.RefineLayers = None,
+    same_sign: o.SameSign = None,
+    accept: o.Accept = None,
+    refine_preset: o.Preset = None,
+    grow_relative: o.GrowRelative = None,
+    prune_relative: o.PruneRelative = None,
+    gamma1: o.Gamma1 = None,
+    gamma2: o.Gamma2 = None,
+    norm_p: o.NormP = None,
+    refine_alpha: o.RefineAlpha = None,
+    literal_growth: o.LiteralGrowth = None,
+    calibration: o.Calibration = None,
+    nsamples: o.NSamples = None,
+    seqlen: o.SeqLen = None,
+    seed: o.Seed = None,
+    report_error: o.ReportError = False,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    output: o.Output = None,
+    force: o.Force = False,
+    evaluate: o.Evaluate = True,
+    eval_data: o.EvalData = None,
+    eval_windows: o.EvalWindows = None,
+    json_file: o.JsonFile = None,
+) -> None:
+    """Refine saved masks of a dense model, without training.
+
+    MODEL is the dense model the masks belong to; method, pattern and calibration are those of the
+    run that made the masks, unless given here.
+    """
+    from symprune import run
+
+    changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
+    refining = o.given(
+        max_cycles=max_cycles, update_threshold=update_threshold, var_power=var_power,
+        layers=refine_layers, same_sign=same_sign, accept=accept, preset=refine_preset,
+        grow_relative=grow_relative, prune_relative=prune_relative, gamma1=gamma1, gamma2=gamma2,
+        norm_p=norm_p, alpha=refine_alpha, literal_growth=literal_growth,
+    )  # fmt: skip
+    chosen = run.recipe_of(masks).with_changes(refine=None, **changes)
+    chosen = o.with_refinement(chosen, refine, refining)
+    folder = output or Path(f"{run.default_output(model, chosen)}-{refine}")
+    job = run.Job(
+        model, chosen, folder, dtype, device, evaluate, eval_data, eval_windows, force,
+        report_error, masks,
+    )  # fmt: skip
+    _do(job, json_file)
+
+
+def _do(job: Any, json_file: Path | None) -> None:
+    from symprune import run
+    from symprune.eval import tables
+
+    console.quiet_libraries()
+    with console.display() as shown:
+        record = run.prune(job, shown.tell, shown.watch, shown.watch_eval)
+    console.out.print(tables.by_kind(record["layers"]))
+    console.out.print(tables.summary(record))
+    console.notes(record["notes"])
+    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    o.write_json(json_file, record)
+
+
+def sweep(
+    model: o.Model,
+    grid: Annotated[
+        Path,
+        typer.Option(
+            help="YAML: lists of methods, sparsities, patterns, groups, alphas, betas, seeds and "
+            "refinements; nsamples, seqlen, calibration, eval_data and eval_windows for all."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Results, one JSON line per cell; resumes.")
+    ] = Path("sweep.jsonl"),
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+) -> None:
+    """Prune a model in many ways and compare; finished cells are never done twice.
+
+    [bold]Example grid[/bold]
+
+      methods: \\[wanda, ria, {name: stochria, beta: 0.1}]
+
+      sparsities: \\[0.5, 0.6]
+
+      patterns: \\["2:4"]
+
+      refinements: \\[null, dsnot, {name: r2-dsnot, layers: all}]
+    """
+    from symprune import hub
+    from symprune.eval import tables
+    from symprune.sweep import Grid, Sweep, over_seeds
+
+    chosen = Grid.load(grid)
+    chosen.recipes()
+    console.quiet_libraries()
+    with console.display() as shown:
+        shown.tell(f"Loading {model}")
+        loaded, tokenizer = hub.load(model, dtype, device)
+        job = Sweep(loaded, tokenizer, model, chosen, output)
+        results = job.run(shown.watch, shown.watch_eval, shown.begin)
+    console.out.print(tables.sweep(over_seeds(results)))
+    console.out.print(f"{len(results)} cells in [bold]{output}[/bold]", soft_wrap=True)

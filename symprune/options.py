@@ -1,0 +1,201 @@
+"""The options several commands share, as Typer annotations, and how they become a recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from symprune.errors import SympruneError
+from symprune.recipe import Recipe
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Hub id, local folder, .gguf file, or a short name ([bold]symprune models[/bold]).",
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Folder to write. [dim]\\[default: MODEL-METHOD-50][/dim]"),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Also write the result to this file, as JSON.")
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        help="c4, wikitext2, builtin (Python's documentation, no network), or a text file. "
+        "[dim]\\[default: c4][/dim]"
+    ),
+]
+NSamples = Annotated[
+    int | None, typer.Option(help="Calibration windows. [dim]\\[default: 128][/dim]")
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens per window, at most what the model supports. [dim]\\[default: 2048][/dim]"
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="[dim]\\[default: 0][/dim]")]
+Evaluate = Annotated[
+    bool, typer.Option("--eval/--no-eval", help="Measure perplexity before and after.")
+]
+EvalData = Annotated[
+    str | None,
+    typer.Option(
+        help="Text for it: wikitext2, builtin, c4 or a file. "
+        "[dim]\\[default: wikitext2; builtin with --calibration builtin][/dim]"
+    ),
+]
+EvalWindows = Annotated[
+    int | None, typer.Option(min=1, help="Only the first so many windows of it.")
+]
+ReportError = Annotated[
+    bool,
+    typer.Option(
+        "--report-error", help="Measure every layer's reconstruction error on the calibration data."
+    ),
+]
+
+REFINEMENT = "Refinement"
+MaxCycles = Annotated[
+    int | None,
+    typer.Option(help="Exchanges a row may make. [dim]\\[50][/dim]", rich_help_panel=REFINEMENT),
+]
+UpdateThreshold = Annotated[
+    float | None,
+    typer.Option(
+        help="A row is done when its expected error is below. [dim]\\[0.1][/dim]",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+VarPower = Annotated[
+    float | None,
+    typer.Option(
+        help="Power of the variance in the grow key. [dim]\\[1][/dim]", rich_help_panel=REFINEMENT
+    ),
+]
+RefineLayers = Annotated[
+    str | None,
+    typer.Option(help="attn, mlp or all. [dim]\\[attn][/dim]", rich_help_panel=REFINEMENT),
+]
+SameSign = Annotated[
+    bool | None,
+    typer.Option(
+        "--same-sign/--no-same-sign",
+        help="Stop a row before its error changes sign. [dim]\\[no][/dim]",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+Accept = Annotated[
+    str | None,
+    typer.Option(
+        help="published: every exchange. improving: only those that shrink the expected error. "
+        "[dim]\\[improving][/dim]",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--refine-preset",
+        help="r2-dsnot: the thesis's settings for base wanda or ria. [dim]\\[by method][/dim]",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+GrowRelative = Annotated[
+    bool | None,
+    typer.Option(
+        "--grow-relative/--no-grow-relative",
+        help="r2-dsnot: relative importance in growing.",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+PruneRelative = Annotated[
+    bool | None,
+    typer.Option(
+        "--prune-relative/--no-prune-relative",
+        help="r2-dsnot: relative importance in pruning.",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+Gamma1 = Annotated[
+    float | None,
+    typer.Option(help="r2-dsnot: regulariser of growing.", rich_help_panel=REFINEMENT),
+]
+Gamma2 = Annotated[
+    float | None,
+    typer.Option(help="r2-dsnot: regulariser of pruning.", rich_help_panel=REFINEMENT),
+]
+NormP = Annotated[
+    float | None,
+    typer.Option(
+        help="r2-dsnot: the regulariser's norm. [dim]\\[2][/dim]", rich_help_panel=REFINEMENT
+    ),
+]
+RefineAlpha = Annotated[
+    float | None,
+    typer.Option(
+        help="r2-dsnot: power of the input norm in relative pruning. [dim]\\[0.5][/dim]",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+LiteralGrowth = Annotated[
+    bool | None,
+    typer.Option(
+        "--literal-growth/--no-literal-growth",
+        help="r2-dsnot: the grow key as printed, without the weight.",
+        rich_help_panel=REFINEMENT,
+    ),
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were typed."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def assignments(texts: list[str]) -> dict[str, str]:
+    """`["a=1"]` -> `{"a": "1"}`"""
+    pairs = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise SympruneError(f"--set {text!r} is not of the form NAME=VALUE.")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def with_refinement(recipe: Recipe, name: str | None, options: dict[str, Any]) -> Recipe:
+    """The recipe with a refinement, or with the one it has changed by `options`."""
+    if name == "none":
+        name = None
+        recipe = recipe.with_changes(refine=None)
+    current = dict(recipe.refine) if isinstance(recipe.refine, dict) else {}
+    if name is None and not current:
+        if options:
+            option = next(iter(options)).replace("_", "-")
+            raise SympruneError(f"Option {option} needs --refine.")
+        return recipe
+    if name is not None and name != current.get("name"):
+        current = {"name": name}
+    return recipe.with_changes(refine={**current, **options})
+
+
+def write_json(path: Path | None, record: dict[str, Any]) -> None:
+    """Write a result for programs, if a file was named."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+    except OSError as error:
+        raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error

@@ -1,0 +1,261 @@
+"""Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
+
+A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds and refinements; its
+cells are their combinations. Cells with the same calibration set share its tokens and the dense
+embedding pass. A cell that is in the results file already is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from symprune import calibration, decide, engine, scores, walk
+from symprune.errors import SympruneError
+from symprune.eval.perplexity import perplexity
+from symprune.models import find_layout
+from symprune.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The lists that are combined, and the settings all cells share."""
+
+    methods: list[Any] = field(default_factory=lambda: ["ria"])
+    sparsities: list[float] = field(default_factory=list)
+    patterns: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=lambda: ["row"])
+    alphas: list[float] = field(default_factory=list)
+    betas: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    refinements: list[Any] = field(default_factory=lambda: [None])
+    calibration: str = "c4"
+    nsamples: int = 128
+    seqlen: int = 2048
+    calibration_seed: int | None = None
+    eval_data: str = "wikitext2"
+    eval_windows: int | None = None
+    report_error: bool = False
+
+    @classmethod
+    def load(cls, path: Path) -> Grid:
+        try:
+            values = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise SympruneError(f"Cannot read grid {path}: {error.strerror}.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SympruneError(f"Grid {path} is neither YAML nor JSON.") from error
+        if not isinstance(values, dict):
+            raise SympruneError(f"Grid {path} is not a list of names and values.")
+        return cls.from_dict(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Grid:
+        known = {f.name: f for f in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                near = get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
+                raise SympruneError(f"A grid has no {name!r}; {hint}")
+            if str(known[name].type).startswith("list") and not isinstance(value, list):
+                raise SympruneError(f"{name} of a grid is a list, not {value!r}.")
+        return cls(**values)
+
+    def recipes(self) -> list[Recipe]:
+        """Every cell's recipe, once. A parameter goes only to methods that have it."""
+        amounts: list[dict[str, Any]] = [{"sparsity": s} for s in self.sparsities]
+        amounts += [{"pattern": p} for p in self.patterns]
+        unique: dict[str, Recipe] = {}
+        combinations = itertools.product(
+            self.methods, amounts or [{}], self.groups, self.refinements, self.seeds
+        )
+        for method, amount, group, refine, seed in combinations:
+            named = dict(method) if isinstance(method, Mapping) else {"name": method}
+            name = str(named.pop("name", ""))
+            for params in self._params(name, named):
+                recipe = Recipe(
+                    method=name,
+                    params=params,
+                    **amount,
+                    group="row" if "pattern" in amount else group,
+                    refine=refine,
+                    calibration=self.calibration,
+                    nsamples=self.nsamples,
+                    seqlen=self.seqlen,
+                    seed=seed,
+                    calibration_seed=self.calibration_seed,
+                )
+                unique.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), recipe)
+        return list(unique.values())
+
+    def _params(self, method: str, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        defaults = scores.get(method).defaults
+        lists = {"alpha": self.alphas, "beta": self.betas}
+        open_lists = {
+            name: values
+            for name, values in lists.items()
+            if values and name in defaults and name not in given
+        }
+        for chosen in itertools.product(*open_lists.values()):
+            yield {**given, **dict(zip(open_lists, chosen, strict=True))}
+
+
+@dataclass
+class Sweep:
+    """A grid on a loaded model; `run` yields the cells' results as they are done."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    grid: Grid
+    results: Path
+
+    def __post_init__(self) -> None:
+        self._embedded: dict[tuple[Any, ...], tuple[Tensor, walk.Activations]] = {}
+        self._dense = {
+            id(m.parameter): m.parameter.detach().clone()
+            for m in find_layout(self.model).all_matrices()
+        }
+
+    def run(
+        self,
+        watch: engine.Watch = lambda *_: None,
+        tick: Callable[[int, int], None] = lambda *_: None,
+        begin: Callable[[int, int, str], None] = lambda *_: None,
+    ) -> list[dict[str, Any]]:
+        """Do what is not done yet; all results of the grid, in its order."""
+        recipes = self.grid.recipes()
+        done = read_results(self.results)
+        seqlen, _ = engine.cap_seqlen(self.model.config, self.grid.seqlen)
+        text = calibration.text(self.grid.eval_data, "test")
+        held_out = calibration.encode(self.tokenizer, text)
+        dense: float | None = None
+        for number, recipe in enumerate(recipes):
+            begin(number, len(recipes), recipe.describe())
+            key = self.key(recipe)
+            if key in done:
+                continue
+            if dense is None:
+                self._restore()
+                dense = self._perplexity(held_out, seqlen, tick)
+            done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+            append_result(self.results, done[key])
+        begin(len(recipes), len(recipes), "")
+        return [done[self.key(recipe)] for recipe in recipes]
+
+    def key(self, recipe: Recipe) -> str:
+        """What makes two cells the same: model, recipe and how they are measured."""
+        grid = self.grid
+        facts = [self.name, recipe.to_dict(), grid.eval_data, grid.eval_windows, grid.report_error]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _cell(
+        self,
+        key: str,
+        recipe: Recipe,
+        held_out: Tensor,
+        seqlen: int,
+        dense: float,
+        watch: engine.Watch,
+        tick: Callable[[int, int], None],
+    ) -> dict[str, Any]:
+        self._restore()
+        start = time.perf_counter()
+        embedded = None
+        data: Any = self.tokenizer
+        if decide.needs(recipe, self.grid.report_error):
+            data, embedded = self._embed(recipe, seqlen)
+        report = engine.prune(
+            self.model, data, recipe, watch, self.grid.report_error, embedded=embedded
+        )
+        seconds = time.perf_counter() - start
+        result = {
+            "key": key,
+            "model": self.name,
+            "recipe": recipe.to_dict(),
+            "description": recipe.describe(),
+            "data": self.grid.eval_data,
+            "windows": self.grid.eval_windows,
+            "seqlen": seqlen,
+            "dense": dense,
+            "perplexity": self._perplexity(held_out, seqlen, tick),
+            "sparsity": report.sparsity,
+            "seconds": round(seconds, 2),
+        }
+        found = [layer.figures["relative_error"] for layer in report.layers if layer.figures]
+        return {**result, "relative_error": mean(found)} if found else result
+
+    def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
+        return perplexity(self.model, ids, seqlen, self.grid.eval_windows, tick).perplexity
+
+    def _embed(self, recipe: Recipe, seqlen: int) -> tuple[Tensor, walk.Activations]:
+        """Tokens and embedded tokens of a calibration set; only the last one is kept."""
+        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
+        if which not in self._embedded:
+            tokens = calibration.calibration_tokens(
+                recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed
+            )
+            with walk.ready(self.model):
+                self._embedded = {which: (tokens, walk.embed(find_layout(self.model), tokens))}
+        return self._embedded[which]
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for matrix in find_layout(self.model).all_matrices():
+            matrix.parameter.copy_(self._dense[id(matrix.parameter)])
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Finished cells by key; a line cut short by an interruption does not count."""
+    found: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        return found
+    for line in path.read_text().splitlines():
+        try:
+            result = json.loads(line)
+            found[result["key"]] = result
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue
+    return found
+
+
+def append_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Add a line, on disk before the next cell starts; after a cut line, on a line of its own."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if file.tell() and not path.read_bytes().endswith(b"\n"):
+                file.write(b"\n")
+            file.write(json.dumps(result).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def over_seeds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per recipe, with mean and standard deviation of the perplexity over its seeds."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        recipe = {k: v for k, v in result["recipe"].items() if "seed" not in k}
+        groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(result)
+    rows = []
+    for cells in groups.values():
+        values = [cell["perplexity"] for cell in cells]
+        spread = stdev(values) if len(values) > 1 else None
+        figures = {"perplexity": mean(values), "deviation": spread, "seeds": len(values)}
+        rows.append({**cells[0], **figures, "seconds": mean(cell["seconds"] for cell in cells)})
+    return rows
