@@ -32,25 +32,42 @@ def summary(record: Mapping[str, Any]) -> Table:
 
 
 def by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
-    """Achieved sparsity per kind of layer, and its mean reconstruction error where measured."""
+    """Achieved sparsity per kind of layer."""
+    table = _table("Sparsity per kind of layer", "matrices", "weights", "removed", "sparsity")
+    for kind, members in _kinds(layers).items():
+        removed = sum(layer["removed"] for layer in members)
+        weights = sum(layer["rows"] * layer["columns"] for layer in members)
+        row = (str(len(members)), f"{weights:,}", f"{removed:,}", percent(removed / weights))
+        table.add_row(kind, *row)
+    return table
+
+
+def errors_by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
+    """Mean reconstruction error per kind of layer, before and after refinement.
+
+    relative: ||X(W~-W)||_F / ||XW||_F; expected: the size of a row's expected error.
+    """
+    title = "Error on the calibration data (relative) and of its mean (expected)"
+    table = _table(title, "base mask", "final", "expected, base", "expected, final", "exchanged")
+    for kind, members in _kinds(layers).items():
+        exchanged = sum(layer.get("exchanged", 0) for layer in members)
+        table.add_row(kind, *(_mean(members, name) for name in ERRORS), f"{exchanged:,}")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("kind", style="bold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _kinds(layers: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for layer in layers:
         kinds.setdefault(layer["kind"], []).append(layer)
-    errors = any("relative_error" in layer for layer in layers)
-    table = Table(title="Per kind of layer", title_justify="left")
-    table.add_column("kind", style="bold")
-    names = ["matrices", "weights", "removed", "sparsity"]
-    names += ["error before", "error", "expected before", "expected"] if errors else []
-    for name in names:
-        table.add_column(name, justify="right")
-    for kind, members in kinds.items():
-        removed = sum(layer["removed"] for layer in members)
-        weights = sum(layer["rows"] * layer["columns"] for layer in members)
-        row = [str(len(members)), f"{weights:,}", f"{removed:,}", percent(removed / weights)]
-        if errors:
-            row += [_mean(members, name) for name in ERRORS]
-        table.add_row(kind, *row)
-    return table
+    return kinds
 
 
 def _mean(layers: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -184,6 +184,8 @@ def _do(job: Any, json_file: Path | None) -> None:
     with console.display() as shown:
         record = run.prune(job, shown.tell, shown.watch, shown.watch_eval)
     console.out.print(tables.by_kind(record["layers"]))
+    if job.report_error:
+        console.out.print(tables.errors_by_kind(record["layers"]))
     console.out.print(tables.summary(record))
     console.notes(record["notes"])
     console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
