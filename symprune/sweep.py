@@ -115,7 +115,7 @@ class Grid:
 
 @dataclass
 class Sweep:
-    """A grid on a loaded model; `run` yields the cells' results as they are done."""
+    """A grid on a loaded dense model, which is dense again after every cell."""
 
     model: Any
     tokenizer: Any
@@ -149,9 +149,11 @@ class Sweep:
             if key in done:
                 continue
             if dense is None:
-                self._restore()
                 dense = self._perplexity(held_out, seqlen, tick)
-            done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+            try:
+                done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+            finally:
+                self._restore()
             append_result(self.results, done[key])
         begin(len(recipes), len(recipes), "")
         return [done[self.key(recipe)] for recipe in recipes]
@@ -172,7 +174,6 @@ class Sweep:
         watch: engine.Watch,
         tick: Callable[[int, int], None],
     ) -> dict[str, Any]:
-        self._restore()
         start = time.perf_counter()
         embedded = None
         data: Any = self.tokenizer

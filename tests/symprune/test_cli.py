@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from symprune import MaskSet, cli
 from symprune.errors import SympruneError
 
+COMMANDS = ("prune", "refine", "sweep", "eval", "inspect", "models", "methods")
 SMALL = ["--calibration", "builtin", "--nsamples", "4", "--seqlen", "32", "--eval-windows", "4"]
 
 
@@ -134,6 +135,53 @@ def test_a_users_own_method_is_used(
     assert dense.abs()[weight == 0].mean() > dense.abs()[weight != 0].mean()
 
 
+def test_refine_starts_from_saved_masks(tiny_folder: Path, pruned: Path, tmp_path: Path) -> None:
+    shown = symprune(
+        "refine", "--model", tiny_folder, "--masks", pruned, "--refine", "r2-dsnot",
+        "--refine-layers", "all", "--gamma2", "0.01", "--report-error", "--eval-windows", "2",
+        "--output", tmp_path / "out",
+    )  # fmt: skip
+    assert "expected" in shown and "exchanged" in shown
+    record = json.loads((tmp_path / "out" / "symprune.json").read_text())
+    assert record["recipe"]["refine"]["gamma2"] == 0.01
+    assert record["recipe"]["pattern"] == "2:4" and record["sparsity"] == 0.5
+    refined, base = MaskSet.load(tmp_path / "out"), MaskSet.load(pruned)
+    assert any(value < 1 for value in refined.overlap(base).values())
+    assert sum(layer["exchanged"] for layer in record["layers"]) > 0
+
+
+def test_a_sweep_prints_and_resumes(tiny_folder: Path, tmp_path: Path) -> None:
+    grid, out = tmp_path / "grid.yaml", tmp_path / "cells.jsonl"
+    grid.write_text(
+        "methods: [magnitude, ria]\nsparsities: [0.5]\ncalibration: builtin\nnsamples: 2\n"
+        "seqlen: 32\neval_data: builtin\neval_windows: 2\n"
+    )
+    first = symprune("sweep", "--model", tiny_folder, "--grid", grid, "-o", out)
+    assert "ria" in first and "2 cells" in first
+    before = out.read_bytes()
+    symprune("sweep", "--model", tiny_folder, "--grid", grid, "-o", out)
+    assert out.read_bytes() == before
+
+
+def test_zero_shot_tasks_run_from_local_files(tiny_folder: Path, tmp_path: Path) -> None:
+    rows = [
+        {"goal": f"question {n}", "sol1": "the value", "sol2": "an if", "label": n % 2}
+        for n in range(4)
+    ]
+    (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = symprune(
+        "eval", "--model", tiny_folder, "--tasks", "piqa", "--task-data", tmp_path, "--limit", "3",
+        "--json", tmp_path / "out.json",
+    )  # fmt: skip
+    assert "piqa" in shown
+    result = json.loads((tmp_path / "out.json").read_text())["zeroshot"]
+    assert result["tasks"]["piqa"]["samples"] == 3
+    with pytest.raises(SympruneError, match="arc_easy"):
+        symprune("eval", "--model", "no-model", "--tasks", "arc_easy", "--task-data", tmp_path)
+    with pytest.raises(SympruneError, match="go with --tasks"):
+        symprune("eval", "--model", tiny_folder, "--limit", "3")
+
+
 def test_models_and_methods_are_listed() -> None:
     assert "meta-llama/Llama-2-7b-hf" in symprune("models")
     shown = symprune("methods")
@@ -141,7 +189,7 @@ def test_models_and_methods_are_listed() -> None:
     assert "symprune" in symprune("--version")
 
 
-@pytest.mark.parametrize("command", [[], ["prune"], ["eval"], ["inspect"], ["models"], ["methods"]])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_every_command_has_help(command: list[str]) -> None:
     assert len(symprune(*command, "--help")) > 200
 
@@ -158,6 +206,9 @@ BAD = [
     (["--device", "gpu0"], "Device 'gpu0'"),
     (["--dtype", "int3"], "dtype 'int3'"),
     (["--recipe", "no-such.yaml"], "no-such.yaml"),
+    (["--refine", "dsnott"], "Unknown refinement"),
+    (["--gamma1", "1"], "gamma1 needs --refine"),
+    (["--refine", "dsnot", "--gamma1", "1"], "no option 'gamma1'"),
 ]
 
 
