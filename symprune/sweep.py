@@ -135,9 +135,10 @@ class Sweep:
         watch: engine.Watch = lambda *_: None,
         tick: Callable[[int, int], None] = lambda *_: None,
         begin: Callable[[int, int, str], None] = lambda *_: None,
+        recipes: list[Recipe] | None = None,
     ) -> list[dict[str, Any]]:
-        """Do what is not done yet; all results of the grid, in its order."""
-        recipes = self.grid.recipes()
+        """Do what is not done yet; the results of all cells (or of `recipes`), in order."""
+        recipes = self.grid.recipes() if recipes is None else recipes
         done = read_results(self.results)
         seqlen, _ = engine.cap_seqlen(self.model.config, self.grid.seqlen)
         text = calibration.text(self.grid.eval_data, "test")
