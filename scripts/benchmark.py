@@ -1,6 +1,6 @@
 """Speed and memory of the pruning engine, as ratios within one run.
 
-    python scripts/benchmark.py [selection] [sampling] [statistics] [engine] [memory]
+    python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [engine] [memory]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
 Every figure is the best of a few repetitions, the two sides of a ratio taken in turns.
@@ -20,11 +20,11 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import engine, masks, scores, walk
+from symprune import engine, masks, refine, scores, walk
 from symprune.masks import Pattern
 from symprune.models import find_layout
 from symprune.recipe import Recipe
-from symprune.stats import SQUARE
+from symprune.stats import MOMENTS, SQUARE, ChannelStats
 
 console = Console(width=110)
 
@@ -118,6 +118,28 @@ def statistics() -> None:
     console.print(table)
 
 
+def refinement() -> None:
+    """Refining a 4096 x 4096 layer against one `torch.topk` over its scores."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4096, 4096, generator=generator)
+    stats = ChannelStats(4096, (SQUARE, MOMENTS))
+    stats.add(torch.randn(2, 256, 4096, generator=generator) + 0.1)
+    score = weight.abs() * stats.norm
+    keep, two_of_four = masks.keep_by_row(score, 0.5), masks.keep_n_of_m(score, Pattern(2, 4))
+    relative = refine.Keys(grow_relative=True, gamma2=1e-4)
+    rows: list[tuple[str, Callable[[], object]]] = [
+        ("dsnot, published", lambda: refine.dsnot(weight, keep, stats)),
+        ("dsnot, improving", lambda: refine.dsnot(weight, keep, stats, accept="improving")),
+        ("r2-dsnot", lambda: refine.dsnot(weight, keep, stats, keys=relative)),
+        ("dsnot, 2:4", lambda: refine.dsnot(weight, two_of_four, stats, pattern=Pattern(2, 4))),
+    ]
+    table = Table("4096 x 4096, 50 %", "topk of 2048", "refine", "times topk")
+    for name, job in rows:
+        topk, ours = best(lambda: torch.topk(score, 2048, dim=1), job)
+        table.add_row(name, f"{topk:.2f} s", f"{ours:.2f} s", f"{ours / topk:.1f}")
+    console.print(table)
+
+
 def whole_engine() -> None:
     """The whole prune phase against the two forward passes it needs."""
     model = llama(4, 1024, 2816)
@@ -176,6 +198,7 @@ PARTS = {
     "selection": selection,
     "sampling": sampling,
     "statistics": statistics,
+    "refinement": refinement,
     "engine": whole_engine,
     "memory": memory,
 }

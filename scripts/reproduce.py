@@ -212,7 +212,7 @@ def main(
     """Reproduce one table of the thesis's chapter 6."""
     if table not in TABLES:
         raise SympruneError(f"There is no table {table!r}; choose {', '.join(TABLES)}.")
-    console.quiet_libraries()
+    console.prepare_libraries()
     shared = {
         "calibration": calibration, "nsamples": nsamples, "seqlen": seqlen,
         "eval_data": eval_data, "eval_windows": eval_windows,

@@ -49,6 +49,7 @@ def evaluate(
     """
     if not tasks and (task_data or limit or batch_size != "auto"):
         raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    console.prepare_libraries()
     record: dict[str, object] = {"model": model}
     if tasks:
         from symprune import hub
@@ -57,7 +58,6 @@ def evaluate(
         names = list(zeroshot.THESIS_TASKS) if tasks == "thesis" else tasks.split(",")
         names = [name.strip() for name in names if name.strip()]
         zeroshot.check_tasks(names, task_data)
-        console.quiet_libraries()
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             loaded, tokenizer = hub.load(model, dtype, device)
@@ -70,7 +70,6 @@ def evaluate(
     if data or not tasks:
         from symprune import run
 
-        console.quiet_libraries()
         with console.display() as shown:
             measured = run.evaluate(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
@@ -98,7 +97,7 @@ def inspect(
 
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
-    console.quiet_libraries()
+    console.prepare_libraries()
     facts = inspect_folder(folder)
     table = Table("matrix", "shape", "zeros", "sparsity", "pattern")
     for fact in facts:

@@ -180,7 +180,7 @@ def _do(job: Any, json_file: Path | None) -> None:
     from symprune import run
     from symprune.eval import tables
 
-    console.quiet_libraries()
+    console.prepare_libraries()
     with console.display() as shown:
         record = run.prune(job, shown.tell, shown.watch, shown.watch_eval)
     console.out.print(tables.by_kind(record["layers"]))
@@ -225,7 +225,7 @@ def sweep(
 
     chosen = Grid.load(grid)
     chosen.recipes()
-    console.quiet_libraries()
+    console.prepare_libraries()
     with console.display() as shown:
         shown.tell(f"Loading {model}")
         loaded, tokenizer = hub.load(model, dtype, device)

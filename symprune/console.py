@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import (
@@ -95,14 +98,31 @@ def notes(messages: Iterable[str]) -> None:
         out.print(f"[yellow]Note:[/yellow] {message}", highlight=False)
 
 
-def quiet_libraries() -> None:
-    """Keep transformers' and datasets' own bars and advice out of the way of ours."""
+def prepare_libraries() -> None:
+    """Before transformers and datasets are imported: keep their bars and advice out of the way of
+    ours, and spare the user minutes of retries where there is no network."""
+    if not online():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import datasets
+    from huggingface_hub.utils import logging as hub_logging
     from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
+    hub_logging.set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     gguf.tqdm = lambda items, **_: items  # the one bar that has no switch
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+
+
+def online() -> bool:
+    """Whether the hub's name resolves; behind a proxy that is the proxy's business."""
+    if any(name.lower() in ("https_proxy", "all_proxy") for name in os.environ):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.getaddrinfo(hub.hostname, hub.port or 443)
+    except OSError:
+        return False
+    return True
