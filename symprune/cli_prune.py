@@ -57,8 +57,9 @@ def prune(
     ] = None,
     refine: Annotated[
         str | None,
-        typer.Option(help="dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
+        typer.Option(help="swap, dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
     ] = None,
+    max_swaps: o.MaxSwaps = None,
     max_cycles: o.MaxCycles = None,
     update_threshold: o.UpdateThreshold = None,
     var_power: o.VarPower = None,
@@ -73,6 +74,8 @@ def prune(
     norm_p: o.NormP = None,
     refine_alpha: o.RefineAlpha = None,
     literal_growth: o.LiteralGrowth = None,
+    update: o.UpdateName = None,
+    update_iters: o.UpdateIters = None,
     report_error: o.ReportError = False,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -106,12 +109,14 @@ def prune(
     if params:
         chosen = chosen.with_changes(params={**chosen.params, **params})
     refining = o.given(
-        max_cycles=max_cycles, update_threshold=update_threshold, var_power=var_power,
-        layers=refine_layers, same_sign=same_sign, accept=accept, preset=refine_preset,
-        grow_relative=grow_relative, prune_relative=prune_relative, gamma1=gamma1, gamma2=gamma2,
-        norm_p=norm_p, alpha=refine_alpha, literal_growth=literal_growth,
+        max_swaps=max_swaps, max_cycles=max_cycles, update_threshold=update_threshold,
+        var_power=var_power, layers=refine_layers, same_sign=same_sign, accept=accept,
+        preset=refine_preset, grow_relative=grow_relative, prune_relative=prune_relative,
+        gamma1=gamma1, gamma2=gamma2, norm_p=norm_p, alpha=refine_alpha,
+        literal_growth=literal_growth,
     )  # fmt: skip
-    chosen = o.with_refinement(chosen, refine, refining)
+    chosen = o.with_step(chosen, "refine", refine, refining)
+    chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters))
     job = run.Job(
         model, chosen, output, dtype, device, evaluate, eval_data, eval_windows, force, report_error
     )
@@ -123,7 +128,8 @@ def refine_masks(
     masks: Annotated[
         Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
     ],
-    refine: Annotated[str, typer.Option(help="dsnot or r2-dsnot.")] = "dsnot",
+    refine: Annotated[str, typer.Option(help="dsnot, r2-dsnot or swap.")] = "dsnot",
+    max_swaps: o.MaxSwaps = None,
     max_cycles: o.MaxCycles = None,
     update_threshold: o.UpdateThreshold = None,
     var_power: o.VarPower = None,
@@ -161,13 +167,14 @@ def refine_masks(
 
     changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
     refining = o.given(
-        max_cycles=max_cycles, update_threshold=update_threshold, var_power=var_power,
-        layers=refine_layers, same_sign=same_sign, accept=accept, preset=refine_preset,
-        grow_relative=grow_relative, prune_relative=prune_relative, gamma1=gamma1, gamma2=gamma2,
-        norm_p=norm_p, alpha=refine_alpha, literal_growth=literal_growth,
+        max_swaps=max_swaps, max_cycles=max_cycles, update_threshold=update_threshold,
+        var_power=var_power, layers=refine_layers, same_sign=same_sign, accept=accept,
+        preset=refine_preset, grow_relative=grow_relative, prune_relative=prune_relative,
+        gamma1=gamma1, gamma2=gamma2, norm_p=norm_p, alpha=refine_alpha,
+        literal_growth=literal_growth,
     )  # fmt: skip
     chosen = run.recipe_of(masks).with_changes(refine=None, **changes)
-    chosen = o.with_refinement(chosen, refine, refining)
+    chosen = o.with_step(chosen, "refine", refine, refining)
     folder = output or Path(f"{run.default_output(model, chosen)}-{refine}")
     job = run.Job(
         model, chosen, folder, dtype, device, evaluate, eval_data, eval_windows, force,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,9 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     asked = recipe.criterion.needs
     inputs = {SQUARE} if "input_norm" in asked else set()
     if recipe.refinement is not None:
-        inputs |= {SQUARE, recipe.refinement.needs}
+        inputs.add(recipe.refinement.needs)
+    if recipe.weight_update is not None:
+        inputs.add(recipe.weight_update.needs)
     if report_error:
         inputs |= {MOMENTS, GRAM}
     outputs = {SQUARE} if "output_norm" in asked else set()
@@ -43,9 +46,10 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
 
 @dataclass
 class Decision:
-    """The keep-mask (`[out, in]`) of a matrix, and figures for the report."""
+    """The keep-mask (`[out, in]`) of a matrix, its new weights if it was updated, and figures."""
 
     keep: Tensor
+    weight: Tensor | None = None
     figures: dict[str, float] = field(default_factory=dict)
 
 
@@ -71,8 +75,12 @@ def decide(
     if chosen is not None and inputs is not None and chosen.layers in ("all", part):
         keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
     decision = Decision(keep)
+    if recipe.weight_update is not None and inputs is not None:
+        decision.weight, decision.keep = recipe.weight_update(
+            weight, keep, inputs, recipe.target_sparsity, recipe.n_of_m
+        )
     if report_error and inputs is not None:
-        decision.figures = errors(weight, base, keep, inputs)
+        decision.figures = errors(weight, base, decision, inputs)
     return decision
 
 
@@ -84,26 +92,31 @@ def _base_mask(
     recipe: Recipe,
 ) -> Tensor:
     rows, columns = weight.shape
-    ones = torch.ones(1, device=weight.device)
-    statistics = {
-        "input_norm": inputs.norm if inputs else ones.expand(columns),
-        "output_norm": outputs.norm if outputs else ones.expand(rows),
-        "generator": generator_for(recipe.seed, name),
-    }
+    statistics: dict[str, Any] = {}
+    if "input_norm" in recipe.criterion.needs:
+        statistics["input_norm"] = inputs.norm if inputs else weight.new_ones(columns).float()
+    if "output_norm" in recipe.criterion.needs:
+        statistics["output_norm"] = outputs.norm if outputs else weight.new_ones(rows).float()
+    if "generator" in recipe.criterion.needs:
+        statistics["generator"] = generator_for(recipe.seed, name)
     score = recipe.criterion(weight, statistics, recipe.params)
     return masks.keep_mask(score, recipe.target_sparsity, recipe.group, recipe.n_of_m)
 
 
-def errors(weight: Tensor, base: Tensor, keep: Tensor, inputs: ChannelStats) -> dict[str, float]:
-    """||X(W~-W)||_F / ||XW||_F, and the mean over rows of the expected error's size, before and
-    after refinement."""
+def errors(
+    weight: Tensor, base: Tensor, decision: Decision, inputs: ChannelStats
+) -> dict[str, float]:
+    """||X(W~-W)||_F / ||XW||_F, and the mean over rows of the expected error's size, of the base
+    mask and of what was decided."""
     weight = weight.float()
+    pruned = weight * base
+    final = weight * decision.keep if decision.weight is None else decision.weight
     return {
-        "relative_error_base": relative_error(weight, weight * base, inputs.gram),
-        "relative_error": relative_error(weight, weight * keep, inputs.gram),
-        "expected_error_before": float(((weight * ~base) @ inputs.mean).abs().mean()),
-        "expected_error_after": float(((weight * ~keep) @ inputs.mean).abs().mean()),
-        "exchanged": int(masks.count_true((keep & ~base).flatten())),
+        "relative_error_base": relative_error(weight, pruned, inputs.gram),
+        "relative_error": relative_error(weight, final, inputs.gram),
+        "expected_error_before": float(((weight - pruned) @ inputs.mean).abs().mean()),
+        "expected_error_after": float(((weight - final) @ inputs.mean).abs().mean()),
+        "exchanged": int(masks.count_true((decision.keep & ~base).flatten())),
     }
 
 

@@ -26,7 +26,7 @@ from symprune.hub import max_length
 from symprune.maskset import MaskSet
 from symprune.models import Layout, Matrix, find_layout
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, ChannelStats
+from symprune.stats import ChannelStats
 
 Watch = Callable[[str, int, int, int, int], None]
 """watch(stage, block, blocks, samples done, samples): called as the work goes on."""
@@ -131,7 +131,7 @@ def prune(
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     with walk.ready(model):
-        _walk(layout, tokens, report, needs, watch, base, embedded)
+        _walk(layout, tokens, report, needs, watch, base, embedded, report_error)
     report.peak_memory = peak_memory()
     return report
 
@@ -180,6 +180,7 @@ def _walk(
     watch: Watch,
     base: MaskSet | None,
     embedded: walk.Activations | None,
+    report_error: bool,
 ) -> None:
     blocks, samples = len(layout.blocks), len(tokens)
     activations: walk.Activations | None = None
@@ -206,7 +207,7 @@ def _walk(
                 )
         with _timed(report, "mask"):
             watch("mask", index, blocks, 0, samples)
-            _prune_block(found, measured, report, needs, base)
+            _prune_block(found, measured, report, needs, base, report_error)
         if activations is not None and index + 1 < blocks:
             with _timed(report, "advance"):
                 activations.advance(
@@ -223,6 +224,7 @@ def _prune_block(
     report: Report,
     needs: decide.Needs,
     base: MaskSet | None,
+    report_error: bool,
 ) -> None:
     """Make and apply the masks of a block; experts share the mask of their fused parameter."""
     fused: dict[str, Tensor] = {}
@@ -237,10 +239,12 @@ def _prune_block(
             inputs,
             outputs,
             report.recipe,
-            report_error=GRAM in needs.inputs,
+            report_error,
             base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
         )
         keep = decision.keep
+        if decision.weight is not None:
+            matrix.weight.copy_(decision.weight)
         matrix.apply(keep)
         stored = keep.T if matrix.transposed else keep
         if matrix.expert is None:

@@ -86,7 +86,29 @@ VarPower = Annotated[
 ]
 RefineLayers = Annotated[
     str | None,
-    typer.Option(help="attn, mlp or all. [dim]\\[attn][/dim]", rich_help_panel=REFINEMENT),
+    typer.Option(
+        help="attn, mlp or all. [dim]\\[attn; swap: all][/dim]", rich_help_panel=REFINEMENT
+    ),
+]
+MaxSwaps = Annotated[
+    int | None,
+    typer.Option(help="swap: swaps a row may make. [dim]\\[60][/dim]", rich_help_panel=REFINEMENT),
+]
+UPDATE = "Update of the kept weights"
+UpdateName = Annotated[
+    str | None,
+    typer.Option(
+        "--update",
+        help="lsq: re-fit them to the dense layer's outputs. sparsegpt: the baseline, with its own "
+        "mask selection.",
+        rich_help_panel=UPDATE,
+    ),
+]
+UpdateIters = Annotated[
+    int | None,
+    typer.Option(
+        help="lsq: conjugate gradient steps at most. [dim]\\[20][/dim]", rich_help_panel=UPDATE
+    ),
 ]
 SameSign = Annotated[
     bool | None,
@@ -175,20 +197,19 @@ def assignments(texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def with_refinement(recipe: Recipe, name: str | None, options: dict[str, Any]) -> Recipe:
-    """The recipe with a refinement, or with the one it has changed by `options`."""
+def with_step(recipe: Recipe, step: str, name: str | None, options: dict[str, Any]) -> Recipe:
+    """The recipe with a step (`refine`, `update`), or with the one it has changed by `options`."""
     if name == "none":
-        name = None
-        recipe = recipe.with_changes(refine=None)
-    current = dict(recipe.refine) if isinstance(recipe.refine, dict) else {}
+        name, recipe = None, recipe.with_changes(**{step: None})
+    current = dict(getattr(recipe, step) or {})
     if name is None and not current:
         if options:
             option = next(iter(options)).replace("_", "-")
-            raise SympruneError(f"Option {option} needs --refine.")
+            raise SympruneError(f"Option {option} needs --{step}.")
         return recipe
     if name is not None and name != current.get("name"):
         current = {"name": name}
-    return recipe.with_changes(refine={**current, **options})
+    return recipe.with_changes(**{step: {**current, **options}})
 
 
 def write_json(path: Path | None, record: dict[str, Any]) -> None:

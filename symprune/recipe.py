@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from symprune import masks, refinements, scores
+from symprune import masks, refinements, scores, updates
 from symprune.errors import SympruneError
 
 
@@ -30,6 +30,7 @@ class Recipe:
     pattern: str | None = None
     group: str = "row"
     refine: str | Mapping[str, Any] | None = None
+    update: str | Mapping[str, Any] | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -54,6 +55,7 @@ class Recipe:
                 raise SympruneError(f"{name} must be a whole number above 0.")
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
         object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
+        object.__setattr__(self, "update", updates.to_dict(self.weight_update))
 
     @property
     def text_seed(self) -> int:
@@ -72,6 +74,10 @@ class Recipe:
         return refinements.refinement(self.refine)
 
     @property
+    def weight_update(self) -> updates.Update | None:
+        return updates.chosen_update(self.update)
+
+    @property
     def target_sparsity(self) -> float:
         """The fraction of prunable weights that goes."""
         return self.n_of_m.sparsity if self.n_of_m else float(self.sparsity or 0)
@@ -80,8 +86,9 @@ class Recipe:
         """One line for tables: `ria alpha=0.5, 50 % per row`."""
         params = " ".join(f"{key}={_plain(value)}" for key, value in self.params.items())
         amount = self.pattern or f"{100 * self.target_sparsity:g} % per {self.group}"
-        refined = f" + {self.refinement.name}" if self.refinement else ""
-        return f"{' '.join(part for part in (self.method, params) if part)}{refined}, {amount}"
+        steps = [" ".join(part for part in (self.method, params) if part)]
+        steps += [step.name for step in (self.refinement, self.weight_update) if step]
+        return f"{' + '.join(steps)}, {amount}"
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}

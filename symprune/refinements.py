@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from symprune import refine
+from symprune import refine, swap
+from symprune.choices import check_choice, check_positive, choose, written
 from symprune.errors import SympruneError
 from symprune.masks import Pattern
-from symprune.stats import MOMENTS, ChannelStats
+from symprune.stats import GRAM, MOMENTS, ChannelStats
 
 PARTS = ("attn", "mlp", "all")
 ACCEPT = ("published", "improving")
@@ -45,8 +45,7 @@ class DSnoT:
     def __post_init__(self) -> None:
         check_choice("layers", self.layers, PARTS)
         check_choice("accept", self.accept, ACCEPT)
-        if self.max_cycles < 1:
-            raise SympruneError(f"max_cycles must be at least 1, not {self.max_cycles}.")
+        check_positive(max_cycles=self.max_cycles)
 
     def keys(self, base: str) -> refine.Keys:
         return refine.Keys(var_power=self.var_power)
@@ -106,54 +105,41 @@ class R2DSnoT(DSnoT):
         )
 
 
-Refinement = DSnoT
-REFINEMENTS: dict[str, type[Refinement]] = {kind.name: kind for kind in (DSnoT, R2DSnoT)}
+@dataclass(frozen=True)
+class Swap:
+    """Exact one-for-one swaps that lower the layer's true error on the calibration data."""
+
+    name: ClassVar[str] = "swap"
+    needs: ClassVar[str] = GRAM
+    layers: str = "all"
+    max_swaps: int = 60
+    candidates: int = 8
+
+    def __post_init__(self) -> None:
+        check_choice("layers", self.layers, PARTS)
+        check_positive(max_swaps=self.max_swaps, candidates=self.candidates)
+
+    def __call__(
+        self, weight: Tensor, keep: Tensor, stats: ChannelStats, pattern: Pattern | None, base: str
+    ) -> Tensor:
+        return swap.swap(
+            weight,
+            keep,
+            stats.gram,
+            max_swaps=self.max_swaps,
+            candidates=self.candidates,
+            pattern=pattern,
+        )
+
+
+Refinement = DSnoT | Swap
+REFINEMENTS: dict[str, type[Any]] = {kind.name: kind for kind in (DSnoT, R2DSnoT, Swap)}
 
 
 def refinement(options: str | Mapping[str, Any] | None) -> Refinement | None:
     """What a recipe's `refine` says: nothing, a name, or a name with options."""
-    if options is None:
-        return None
-    given = {"name": options} if isinstance(options, str) else dict(options)
-    name = given.pop("name", None)
-    if name not in REFINEMENTS:
-        raise SympruneError(f"Unknown refinement {name!r}; choose {', '.join(REFINEMENTS)}.")
-    kind = REFINEMENTS[name]
-    known = {field.name: field.type for field in fields(kind)}
-    for option in given:
-        if option not in known:
-            near = get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}."
-            raise SympruneError(f"Refinement {name} has no option {option!r}; {hint}")
-    try:
-        return kind(**{key: _cast(str(known[key]), value) for key, value in given.items()})
-    except (TypeError, ValueError) as error:
-        if isinstance(error, SympruneError):
-            raise
-        raise SympruneError(
-            f"An option of refinement {name} has the wrong type: {error}."
-        ) from None
+    return choose("refinement", REFINEMENTS, options)
 
 
 def to_dict(chosen: Refinement | None) -> dict[str, Any] | None:
-    """The recipe's way of writing it, options that were not given left out."""
-    if chosen is None:
-        return None
-    return {"name": chosen.name, **{k: v for k, v in asdict(chosen).items() if v is not None}}
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise SympruneError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
-
-
-def _cast(kind: str, value: Any) -> Any:
-    """A value from a file or a command line as the option's type, which is written as a string."""
-    if value is None:
-        return None
-    plain = kind.split(" ")[0]
-    if plain == "bool":
-        if not isinstance(value, bool):
-            raise TypeError(f"{value!r} is not true or false")
-        return value
-    return {"int": int, "float": float, "str": str}[plain](value)
+    return None if chosen is None else written(chosen.name, chosen)

@@ -1,8 +1,8 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
-A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds and refinements; its
-cells are their combinations. Cells with the same calibration set share its tokens and the dense
-embedding pass. A cell that is in the results file already is skipped.
+A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements and
+updates; its cells are their combinations. Cells with the same calibration set share its tokens and
+the dense embedding pass. A cell that is in the results file already is skipped.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Grid:
     betas: list[float] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [0])
     refinements: list[Any] = field(default_factory=lambda: [None])
+    updates: list[Any] = field(default_factory=lambda: [None])
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -80,9 +81,14 @@ class Grid:
         amounts += [{"pattern": p} for p in self.patterns]
         unique: dict[str, Recipe] = {}
         combinations = itertools.product(
-            self.methods, amounts or [{}], self.groups, self.refinements, self.seeds
+            self.methods,
+            amounts or [{}],
+            self.groups,
+            self.refinements,
+            self.updates,
+            self.seeds,
         )
-        for method, amount, group, refine, seed in combinations:
+        for method, amount, group, refine, update, seed in combinations:
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
             for params in self._params(name, named):
@@ -92,6 +98,7 @@ class Grid:
                     **amount,
                     group="row" if "pattern" in amount else group,
                     refine=refine,
+                    update=update,
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,

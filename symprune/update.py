@@ -1,0 +1,112 @@
+"""Mask + statistics -> re-fitted kept weights: masked least squares, and SparseGPT as a baseline.
+
+Both minimise ||X(W~ - W)||_F over the kept weights with G = X^T X; the pruned ones stay zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.masks import Pattern, keep_by_layer, keep_n_of_m
+
+
+def least_squares(
+    weight: Tensor,
+    keep: Tensor,
+    gram: Tensor,
+    *,
+    iters: int = 20,
+    damping: float = 0.01,
+    tolerance: float = 1e-3,
+) -> Tensor:
+    """Kept weights re-fitted to the dense layer's outputs, by preconditioned conjugate gradients.
+
+    Minimises sum over rows of (w~ - w)^T (G + lambda I) (w~ - w), where lambda is `damping` times
+    the mean of G's diagonal: directions the calibration data does not show stay at the dense
+    weights. All rows at once; an iteration is one product with G. Stops after `iters`, or when
+    every row's residual is below `tolerance` times its first.
+    """
+    weight = weight.float()
+    gram = gram.to(weight.device)
+    diagonal = gram.diagonal()
+    shift = damping * diagonal.mean()
+    if float(shift) == 0:
+        return weight * keep
+    scale = 1 / (diagonal + shift)
+
+    def apply(v: Tensor) -> Tensor:
+        return (v @ gram + shift * v) * keep
+
+    change = torch.zeros_like(weight)
+    lost = weight * ~keep
+    residual = apply(lost)
+    step = residual * scale
+    size = (residual * step).sum(1, keepdim=True)
+    enough = tolerance**2 * size
+    for _ in range(iters):
+        going = size > enough
+        if not going.any():
+            break
+        image = apply(step)
+        curvature = (step * image).sum(1, keepdim=True)
+        rate = torch.where(going & (curvature > 0), size / curvature, torch.zeros_like(size))
+        change += rate * step
+        residual -= rate * image
+        preconditioned = residual * scale
+        new_size = (residual * preconditioned).sum(1, keepdim=True)
+        turn = torch.where(going, new_size / size, torch.zeros_like(size))
+        step = preconditioned + turn * step
+        size = torch.where(going, new_size, size)
+    return (weight + change) * keep
+
+
+def sparsegpt(
+    weight: Tensor,
+    keep: Tensor | None,
+    gram: Tensor,
+    *,
+    sparsity: float = 0.5,
+    pattern: Pattern | None = None,
+    damping: float = 0.01,
+    block: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """SparseGPT (Frantar and Alistarh, 2023): column by column, each removed weight's error is
+    spread over the columns to its right through the inverse Hessian. Returns the weights and the
+    mask.
+
+    keep=None selects as the paper does: in blocks of `block` columns by w^2 / [H^-1]_jj^2, N:M
+    inside every group. With a mask only the weights are updated.
+    """
+    weight = weight.float().clone()
+    gram = gram.to(weight.device).clone()
+    columns = weight.shape[1]
+    dead = gram.diagonal() == 0
+    gram[dead, dead] = 1
+    weight[:, dead] = 0
+    gram.diagonal().add_(damping * gram.diagonal().mean())
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if int(failed):
+        raise SympruneError("SparseGPT's Hessian is not positive definite; raise its damping.")
+    inverse = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
+    chosen = torch.ones_like(weight, dtype=torch.bool) if keep is None else keep.clone()
+    for start in range(0, columns, block):
+        end = min(start + block, columns)
+        local, upper = weight[:, start:end].clone(), inverse[start:end, start:end]
+        if keep is None and pattern is None:
+            saliency = local**2 / upper.diagonal() ** 2
+            chosen[:, start:end] = keep_by_layer(saliency, sparsity)
+        errors = torch.zeros_like(local)
+        for j in range(end - start):
+            if keep is None and pattern is not None and (start + j) % pattern.m == 0:
+                group = slice(j, j + pattern.m)
+                saliency = local[:, group] ** 2 / upper.diagonal()[group] ** 2
+                chosen[:, start + j : start + j + pattern.m] = keep_n_of_m(saliency, pattern)
+            kept = local[:, j] * chosen[:, start + j]
+            errors[:, j] = (local[:, j] - kept) / upper[j, j]
+            local[:, j:] -= errors[:, j : j + 1] * upper[j, j:]
+            local[:, j] = kept
+        weight[:, start:end] = local
+        weight[:, end:] -= errors @ inverse[start:end, end:]
+    return weight * chosen, chosen

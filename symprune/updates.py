@@ -1,0 +1,87 @@
+"""The updates of the kept weights a recipe may ask for: name, options, what to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from symprune import update
+from symprune.choices import check_positive, choose, written
+from symprune.masks import Pattern
+from symprune.stats import GRAM, ChannelStats
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Kept weights re-fitted to the dense layer's outputs by masked conjugate gradients."""
+
+    name: ClassVar[str] = "lsq"
+    needs: ClassVar[str] = GRAM
+    iters: int = 20
+    damping: float = 0.01
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive(iters=self.iters, damping=self.damping, tolerance=self.tolerance)
+
+    def __call__(
+        self,
+        weight: Tensor,
+        keep: Tensor,
+        stats: ChannelStats,
+        sparsity: float,
+        pattern: Pattern | None,
+    ) -> tuple[Tensor, Tensor]:
+        options = {"iters": self.iters, "damping": self.damping, "tolerance": self.tolerance}
+        return update.least_squares(weight, keep, stats.gram, **options), keep  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SparseGPT:
+    """SparseGPT with the paper's defaults, as a baseline.
+
+    select: the mask is chosen as the paper does, while the weights are updated, and the recipe's
+    method has no say; otherwise only the weights under the method's mask are updated.
+    """
+
+    name: ClassVar[str] = "sparsegpt"
+    needs: ClassVar[str] = GRAM
+    select: bool = True
+    damping: float = 0.01
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        check_positive(damping=self.damping, block=self.block)
+
+    def __call__(
+        self,
+        weight: Tensor,
+        keep: Tensor,
+        stats: ChannelStats,
+        sparsity: float,
+        pattern: Pattern | None,
+    ) -> tuple[Tensor, Tensor]:
+        return update.sparsegpt(
+            weight,
+            None if self.select else keep,
+            stats.gram,
+            sparsity=sparsity,
+            pattern=pattern,
+            damping=self.damping,
+            block=self.block,
+        )
+
+
+Update = LeastSquares | SparseGPT
+UPDATES: dict[str, type[Any]] = {kind.name: kind for kind in (LeastSquares, SparseGPT)}
+
+
+def chosen_update(options: Any) -> Update | None:
+    """What a recipe's `update` says: nothing, a name, or a name with options."""
+    return choose("update", UPDATES, options)
+
+
+def to_dict(chosen: Update | None) -> dict[str, Any] | None:
+    return None if chosen is None else written(chosen.name, chosen)
