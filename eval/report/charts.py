@@ -152,8 +152,8 @@ class _Lines:
         self.y_ticks = self.y.ticks(6)
         widest = max((len(y.text(tick)) for tick in self.y_ticks), default=1)
         self.left, self.right = 14 + 7.5 * widest, WIDTHS[kind] - 12.0
-        slot_width = min(90.0, (self.right - self.left) / (len(self.slots) + 2))
-        self.slot_width = slot_width if self.slots else 0.0
+        room = 0.42 * (self.right - self.left)
+        self.slot_width = min(100.0, room / len(self.slots)) if self.slots else 0.0
         self.end = self.right - self.slot_width * len(self.slots)
         across = [point.x for point in points if point.slot is None]
         self.x = fit(across or [0.0, 1.0], self.left, self.end, x.whole)
@@ -161,8 +161,9 @@ class _Lines:
             self.x = _padded(across or [0.0, 1.0], self.left + 14, self.end - 14)
 
     def svg(self, title: str) -> str:
-        parts = [*self._axes(), *self._reference()]
+        parts = self._axes()
         parts += [self._one(index, one) for index, one in enumerate(self.series)]
+        parts += self._reference()
         return _svg(self.kind, title, self.bottom + 52, parts)
 
     def _axes(self) -> list[str]:
@@ -198,7 +199,7 @@ class _Lines:
         y = self.y(self.reference.value)
         return [
             _line(self.left, y, self.right, y, "reference"),
-            _text(self.left + 6, y - 6, self.reference.label, "start", "halo"),
+            _text(self.right - 6, y - 6, self.reference.label, "end", "halo"),
         ]
 
     def _one(self, index: int, one: Series) -> str:
@@ -249,7 +250,7 @@ def _dots(
     above = kind == "narrow"
     step, top = (44.0, 30.0) if above else (28.0, 30.0)
     longest = max((len(label) for label, _ in rows), default=0)
-    left = 12.0 if above else min(12 + 7.2 * longest, 420.0)
+    left = 12.0 if above else min(16 + 7.8 * longest, 460.0)
     right, bottom = WIDTHS[kind] - 24.0, top + step * len(rows)
     values = [v for _, p in rows for v in (p.x - p.spread, p.x, p.x + p.spread) if v > 0]
     scale = fit([*values, *([reference.value] if reference else [])] or [0.0, 1.0], left, right)
@@ -266,7 +267,7 @@ def _dots(
     for number, (label, point) in enumerate(rows):
         y = top + step * (number + 0.5) + (9 if above else 0)
         if above:
-            parts.append(_text(left, y - 14, _short(label, 48), "start", "label halo"))
+            parts.append(_text(left, y - 14, _short(label, 44), "start", "label halo"))
         else:
             parts.append(_text(left - 12, y + 4, _short(label, 57), "end", "label"))
         inside = []

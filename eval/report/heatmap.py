@@ -150,25 +150,23 @@ def figure(pair: Pair) -> str:
     note = f"{rows:,} output channels down, {columns:,} input channels across."
     if pair.weight is None:
         note += " The folder does not hold its weights under this name, so only the mask is shown."
-    parts = [_maps(pair.weight, pair.keep, f"all {rows:,} × {columns:,}")]
+    parts = [_maps(pair.weight, pair.keep, f"The whole matrix, {rows:,} × {columns:,}")]
     if corner.shape != pair.keep.shape:
         weight = None if pair.weight is None else pair.weight[:CORNER, :CORNER]
         size = " × ".join(str(n) for n in corner.shape)
-        parts.append(_maps(weight, corner, f"the first {size}, one square each"))
+        parts.append(_maps(weight, corner, f"Its first {size} weights, a square for each"))
     caption = f"{escape(pair.name)}<small>{escape(note)}</small>"
     return f"<figure>\n<figcaption>{caption}</figcaption>\n" + "\n".join(parts) + "\n</figure>"
 
 
-def _maps(weight: Tensor | None, keep: Tensor, what: str) -> str:
+def _maps(weight: Tensor | None, keep: Tensor, title: str) -> str:
     shown = []
     if weight is not None:
         size = _averages(weight.abs())
         top = max(float(size.quantile(0.99)), torch.finfo(torch.float32).tiny)
-        label = f"size of the weights after pruning, |W|: {what}"
-        shown.append(_picture(label, size / top, "0", f"{figure_text(top)} or more"))
-    label = f"share of weights kept: {what}"
-    shown.append(_picture(label, _averages(keep.float()), "0, all pruned", "1, all kept"))
-    return f'<div class="maps">{"".join(shown)}</div>'
+        shown.append(_picture("|W| after pruning", size / top, "0", f"≥ {figure_text(top)}"))
+    shown.append(_picture("The mask", _averages(keep.float()), "pruned", "kept"))
+    return f'<h3>{escape(title)}</h3>\n<div class="maps">{"".join(shown)}</div>'
 
 
 def _averages(matrix: Tensor) -> Tensor:
@@ -183,7 +181,7 @@ def _picture(label: str, values: Tensor, low: str, high: str) -> str:
     height, width = values.shape
     ramp = ", ".join(f"rgb({r} {g} {b})" for r, g, b in RAMP)
     return (
-        f"<div><h3>{escape(label.capitalize())}</h3>"
+        f"<div><p>{escape(label)}</p>"
         f'<img alt="Heat map: {escape(label)}" width="{width}" height="{height}" '
         f'style="--ratio:{width / height:.4f}" src="{data_uri(values)}">'
         f'<div class="ramp"><span>{escape(low)}</span>'

@@ -16,7 +16,16 @@ from symprune.eval.report.page import Cell, figure_cell, figure_text
 from symprune.eval.tables import percent, size
 
 MOST_ROWS = 2000
-ERRORS = ("relative_error", "expected_error_before", "expected_error_after")
+ERRORS = {
+    "relative_error_base": "relative error unrefined",
+    "relative_error": "relative error",
+    "expected_error_before": "expected error before",
+    "expected_error_after": "after",
+}
+REFINED = (
+    ("relative error", "relative_error_base", "relative_error"),
+    ("expected error of a row", "expected_error_before", "expected_error_after"),
+)
 
 Layer = Mapping[str, Any]
 
@@ -145,19 +154,24 @@ def _charts(layers: Sequence[Layer]) -> list[str]:
         note = "‖X(W̃ − W)‖ / ‖XW‖, Frobenius norms over the calibration data; lower is better."
         error = Axis("relative error")
         shown.append(_per_block("Relative error per layer", note, layers, "relative_error", error))
-    ratios = [{**layer, "ratio": ratio} for layer in layers if (ratio := _ratio(layer)) is not None]
-    if any(not math.isclose(layer["ratio"], 1.0) for layer in ratios):
-        note = "Mean |expected error| of a row after refinement, as a share of that before."
-        title, axis = "What refinement did to the expected error", Axis("after ÷ before")
-        no_change = Reference("1: no change", 1.0)
-        shown.append(_per_block(title, note, ratios, "ratio", axis, no_change))
-    return shown
+    return [*shown, *(chart for what in REFINED if (chart := _refined(layers, *what)))]
 
 
-def _ratio(layer: Layer) -> float | None:
-    before = number_in(layer, "expected_error_before")
-    after = number_in(layer, "expected_error_after")
-    return after / before if before and after is not None else None
+def _refined(layers: Sequence[Layer], what: str, before: str, after: str) -> str:
+    """A figure after refinement over the same before it; nothing where it changed nothing."""
+    ratios = []
+    for layer in layers:
+        base, refined = number_in(layer, before), number_in(layer, after)
+        if base and refined is not None:
+            ratios.append({**layer, "ratio": refined / base})
+    if all(math.isclose(layer["ratio"], 1.0) for layer in ratios):
+        return ""
+    title, note = (
+        f"What refinement did to the {what}",
+        "After refinement ÷ before; below 1 is better.",
+    )
+    no_change = Reference("1: no change", 1.0)
+    return _per_block(title, note, ratios, "ratio", Axis("after ÷ before"), no_change)
 
 
 def _per_block(
@@ -183,14 +197,9 @@ def _per_block(
 
 
 def _table(layers: Sequence[Layer]) -> str:
-    titles = {
-        "relative_error": "relative error",
-        "expected_error_before": "expected error before",
-        "expected_error_after": "after",
-    }
     measured = [name for name in ERRORS if _mean(layers, name) is not None]
     columns = ["block", "matrix", "output × input", "removed", "sparsity"]
-    columns += [*(titles[name] for name in measured), "name"]
+    columns += [*(ERRORS[name] for name in measured), "name"]
     rows = []
     for layer in layers:
         shape = f"{layer['rows']:,} × {layer['columns']:,}"

@@ -69,8 +69,13 @@ def _cards(shown: Sequence[Group]) -> list[tuple[str, str, str]]:
 
 
 def _with_deviation(group: Group) -> str:
-    deviation = f" ± {figure_text(group.deviation)}" if len(group.cells) > 1 else ""
-    return figure_text(group.perplexity) + deviation
+    """`62.70 ± 0.31`: the deviation with as many digits after the point as the mean."""
+    text = figure_text(group.perplexity)
+    if len(group.cells) == 1:
+        return text
+    digits = len(text.partition(".")[2])
+    deviation = figure_text(group.deviation) if "e" in text else f"{group.deviation:,.{digits}f}"
+    return f"{text} ± {deviation}"
 
 
 def _chart(shown: Sequence[Group]) -> str:
@@ -122,6 +127,11 @@ def _point(group: Group) -> Point:
 def _dots(drawn: Sequence[Group], notes: list[str], reference: Reference | None) -> str:
     """One row per setting, the best on top: what a sweep at one sparsity shows best."""
     ordered = sorted(drawn, key=lambda group: group.perplexity)
+    best, worst = ordered[0].perplexity, ordered[-1].perplexity
+    if reference is not None and worst - best < (worst - reference.value) / 3:
+        # On one axis with a far-off dense model the settings would be one heap.
+        notes.append(f"The dense model has {figure_text(reference.value)}, outside the picture.")
+        reference = None
     if len(ordered) > MOST_DOTS:
         notes.append(f"The best {MOST_DOTS} of {len(ordered)}; the table has all.")
     amounts = _by_amount(drawn)
