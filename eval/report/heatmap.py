@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import avg_pool2d
 
 from symprune.errors import SympruneError
 from symprune.eval.report.page import figure_text
 from symprune.masks import unpack_bits
 from symprune.maskset import FILE_NAME
 
-BLOCKS = 160
+BLOCKS = 192
 CORNER = 48
 RAMP = (
     (0, 34, 78),
@@ -154,8 +155,9 @@ def figure(pair: Pair) -> str:
     if corner.shape != pair.keep.shape:
         weight = None if pair.weight is None else pair.weight[:CORNER, :CORNER]
         size = " × ".join(str(n) for n in corner.shape)
-        parts.append(_maps(weight, corner, f"Its first {size} weights, a square for each"))
-    caption = f"{escape(pair.name)}<small>{escape(note)}</small>"
+        parts.append(_maps(weight, corner, f"Its first {size} weights"))
+    name = escape(pair.name).replace(".", ".<wbr>")
+    caption = f"{name}<small>{escape(note)}</small>"
     return f"<figure>\n<figcaption>{caption}</figcaption>\n" + "\n".join(parts) + "\n</figure>"
 
 
@@ -170,11 +172,9 @@ def _maps(weight: Tensor | None, keep: Tensor, title: str) -> str:
 
 
 def _averages(matrix: Tensor) -> Tensor:
-    """Averages over a grid of blocks that keeps the matrix's proportions."""
-    rows, columns = matrix.shape
-    shrink = max(1.0, max(rows, columns) / BLOCKS)
-    grid = (max(1, round(rows / shrink)), max(1, round(columns / shrink)))
-    return adaptive_avg_pool2d(matrix.float()[None, None], grid)[0, 0]
+    """Averages over square blocks, as small as keep the longer side within BLOCKS of them."""
+    side = math.ceil(max(matrix.shape) / BLOCKS)
+    return avg_pool2d(matrix.float()[None, None], side, ceil_mode=True)[0, 0]
 
 
 def _picture(label: str, values: Tensor, low: str, high: str) -> str:

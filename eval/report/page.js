@@ -48,6 +48,7 @@
     tip.hidden = !owner;
     if (!owner) return;
     tip.textContent = owner.dataset.tip;
+    tip.style.left = "0px";
     const box = tip.getBoundingClientRect();
     const left = Math.min(event.clientX + 14, innerWidth - box.width - 8);
     const above = event.clientY - box.height - 12;
