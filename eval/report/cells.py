@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from symprune.errors import SympruneError
+from symprune.eval.report.page import is_number
 
 AMOUNT = ("sparsity", "pattern", "seed")
 """What of a recipe does not belong to its series: where on the axis it lies, and which draw."""
@@ -41,7 +42,7 @@ class Cell:
     def asked(self) -> float:
         """The sparsity the recipe asks for; a pattern's is the one it came to."""
         asked = self.recipe.get("sparsity")
-        return float(asked) if _is_number(asked) else self.sparsity
+        return float(asked) if is_number(asked) else self.sparsity
 
     @property
     def amount(self) -> str:
@@ -118,14 +119,14 @@ def _cell(values: Any, where: str) -> Cell:
     if not isinstance(recipe, dict) or "method" not in recipe:
         raise SympruneError(f"{where} is not a finished cell of a sweep: it has no recipe.")
     for name in ("perplexity", "sparsity"):
-        if not _is_number(values.get(name)):
+        if not is_number(values.get(name)):
             raise SympruneError(f"{where} is not a finished cell of a sweep: it has no {name}.")
 
     def number(name: str) -> float | None:
-        return float(values[name]) if _is_number(values.get(name)) else None
+        return float(values[name]) if is_number(values.get(name)) else None
 
     def count(name: str) -> int | None:
-        return int(values[name]) if _is_number(values.get(name)) else None
+        return values[name] if isinstance(values.get(name), int) else None
 
     return Cell(
         recipe=recipe,
@@ -141,10 +142,6 @@ def _cell(values: Any, where: str) -> Cell:
         seconds=number("seconds"),
         relative_error=number("relative_error"),
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

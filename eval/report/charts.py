@@ -144,11 +144,8 @@ class _Lines:
         points = [point for one in series for point in one.points]
         self.slots = list(dict.fromkeys(p.slot for p in points if p.slot is not None))
         self.top, self.bottom = 26.0, (400.0 if kind == "wide" else 300.0)
-        heights = [v for p in points for v in (p.y, p.y - p.spread, p.y + p.spread) if v > 0]
-        heights = heights or [p.y for p in points]
-        if reference is not None:
-            heights.append(reference.value)
-        self.y = fit(heights or [0.0, 1.0], self.bottom, self.top)
+        heights = _extent([(p.y, p.spread) for p in points], reference)
+        self.y = fit(heights, self.bottom, self.top)
         self.y_ticks = self.y.ticks(6)
         widest = max((len(y.text(tick)) for tick in self.y_ticks), default=1)
         self.left, self.right = 14 + 7.5 * widest, WIDTHS[kind] - 12.0
@@ -226,6 +223,14 @@ class _Lines:
         return self.end + self.slots.index(point.slot) * self.slot_width + step * (index + 1)
 
 
+def _extent(figures: Sequence[tuple[float, float]], reference: Reference | None) -> list[float]:
+    """Every value an axis must hold; a bar that reaches below zero is cut at the axis instead."""
+    values = [value for value, _ in figures] + [value + spread for value, spread in figures]
+    values += [value - spread for value, spread in figures if value > spread]
+    values += [reference.value] if reference is not None else []
+    return values or [0.0, 1.0]
+
+
 def _padded(values: Sequence[float], start: float, end: float) -> Scale:
     low, high = min(values), max(values)
     if low == high:
@@ -252,8 +257,7 @@ def _dots(
     longest = max((len(label) for label, _ in rows), default=0)
     left = 12.0 if above else min(16 + 7.8 * longest, 460.0)
     right, bottom = WIDTHS[kind] - 24.0, top + step * len(rows)
-    values = [v for _, p in rows for v in (p.x - p.spread, p.x, p.x + p.spread) if v > 0]
-    scale = fit([*values, *([reference.value] if reference else [])] or [0.0, 1.0], left, right)
+    scale = fit(_extent([(p.x, p.spread) for _, p in rows], reference), left, right)
     parts = [_line(left, bottom, right, bottom, "axis")]
     for tick in scale.ticks(4 if above else 8):
         parts.append(_line(scale(tick), top - 8, scale(tick), bottom + 5, "grid"))

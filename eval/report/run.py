@@ -12,7 +12,7 @@ from symprune.checkpoint import RECORD, read_record
 from symprune.errors import SympruneError
 from symprune.eval.report import charts, heatmap, page
 from symprune.eval.report.charts import Axis, Point, Reference, Series
-from symprune.eval.report.page import Cell, figure_cell, figure_text
+from symprune.eval.report.page import Cell, figure_cell, figure_text, is_number
 from symprune.eval.tables import percent, size
 
 MOST_ROWS = 2000
@@ -63,33 +63,42 @@ def _record(folder: Path) -> dict[str, Any]:
     layers = record.get("layers")
     if not isinstance(layers, list) or not layers:
         raise SympruneError(f"{folder / RECORD} names no pruned layers.")
-    for layer in layers:
-        numbers = ("rows", "columns", "removed", "sparsity")
-        if (
-            not isinstance(layer, dict)
-            or not isinstance(layer.get("name"), str)
-            or not isinstance(layer.get("kind"), str)
-            or any(number_in(layer, name) is None for name in numbers)
-        ):
-            raise SympruneError(f"{folder / RECORD} has a layer that is not fully described.")
+    if not all(_is_described(layer) for layer in layers):
+        raise SympruneError(f"{folder / RECORD} has a layer that is not fully described.")
     return record
+
+
+def _is_described(layer: Any) -> bool:
+    return (
+        isinstance(layer, dict)
+        and all(isinstance(layer.get(name), str) for name in ("name", "kind"))
+        and all(isinstance(layer.get(name), int) for name in ("rows", "columns", "removed"))
+        and layer["rows"] * layer["columns"] > 0
+        and is_number(layer.get("sparsity"))
+    )
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float | None:
     """The number of that name, or None when it was not measured."""
     value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value
+    return value if is_number(value) else None
 
 
 def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     items = []
     for entry in record.get("perplexity") or []:
-        remark = (
-            f"dense {figure_text(entry['dense'])}, {entry['windows']} × {entry['seqlen']} tokens"
+        if not (is_number(entry.get("dense")) and is_number(entry.get("pruned"))):
+            continue
+        remark = f"dense {figure_text(entry['dense'])}"
+        if entry.get("windows") and entry.get("seqlen"):
+            remark += f", {entry['windows']} × {entry['seqlen']} tokens"
+        items.append(
+            (
+                f"perplexity, {entry.get('data', 'held-out text')}",
+                figure_text(entry["pruned"]),
+                remark,
+            )
         )
-        items.append((f"perplexity, {entry['data']}", figure_text(entry["pruned"]), remark))
     removed = sum(layer["removed"] for layer in record["layers"])
     weights = sum(layer["rows"] * layer["columns"] for layer in record["layers"])
     remark = f"{removed:,} of {weights:,} weights"
