@@ -1,4 +1,4 @@
-"""What the zero-shot tests share: a few documents per task, and a tiny random model."""
+"""What the tests of measuring share: documents per task, a tiny random model, a run, a sweep."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reports
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -122,3 +123,16 @@ def published_data() -> Path:
     if "SYMPRUNE_ASSETS" not in os.environ:
         pytest.skip("SYMPRUNE_ASSETS is not set")
     return Path(os.environ["SYMPRUNE_ASSETS"]) / "zeroshot"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A sweep of two methods, one with several seeds."""
+    return reports.sweep_file(tmp_path / "sweep.jsonl", reports.grid())
+
+
+@pytest.fixture(scope="session")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A refined run with its errors. Do not change it."""
+    refine = {"name": "dsnot", "layers": "all"}
+    return reports.make_run(tmp_path_factory.mktemp("run") / "out", refine=refine)
