@@ -23,6 +23,7 @@ app.command("refine")(cli_prune.refine_masks)
 app.command()(cli_prune.sweep)
 app.command("eval")(cli_measure.evaluate)
 app.command()(cli_measure.inspect)
+app.command()(cli_measure.report)
 
 
 @app.callback(invoke_without_command=True)

@@ -116,3 +116,20 @@ def inspect(
     matrices = [{**vars(f), "sparsity": f.sparsity} for f in facts]
     recipe = record["recipe"] if record else None
     o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
+
+
+def report(
+    source: Annotated[
+        Path, typer.Argument(help="A pruned model's folder, or the .jsonl file of a sweep.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    matrix: Annotated[
+        str | None, typer.Option(help="Which matrix to draw. [dim]\\[one in the middle][/dim]")
+    ] = None,
+    force: o.Force = False,
+) -> None:
+    """Draw a run or a sweep as one HTML page that needs no network to view."""
+    from symprune.eval.report import write
+
+    page = write(source, output, force=force, matrix=matrix)
+    console.out.print(f"Saved to [bold]{page}[/bold]", highlight=False, soft_wrap=True)

@@ -242,12 +242,12 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def append_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Add a line, on disk before the next cell starts; after a cut line, on a line of its own."""
+    """Add a line, on disk before the next cell starts, in place of one that was cut short."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            if file.tell() and not path.read_bytes().endswith(b"\n"):
-                file.write(b"\n")
+        whole = path.read_bytes() if path.exists() else b""
+        with path.open("ab") as file:
+            file.truncate(whole.rfind(b"\n") + 1)
             file.write(json.dumps(result).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

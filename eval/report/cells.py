@@ -92,18 +92,20 @@ class Group:
 def read(path: Path) -> list[Cell]:
     """The cells of a .jsonl file; of two with one key the later counts."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SympruneError(f"{path} is neither a run nor a sweep: it is not text.") from error
     except OSError as error:
         raise SympruneError(f"Cannot read {path}: {error.strerror}.") from error
     found: dict[str, Cell] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
+            if not text.endswith("\n") and line == text.splitlines()[-1]:
+                continue  # a cell that is being written, or was cut short and will be done again
             raise SympruneError(f"Line {number} of {path} is not JSON.") from error
         cell = _cell(values, f"Line {number} of {path}")
         found[str(values.get("key", number))] = cell

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from symprune import MaskSet, cli
 from symprune.errors import SympruneError
 
-COMMANDS = ("prune", "refine", "sweep", "eval", "inspect", "models", "methods")
+COMMANDS = ("prune", "refine", "sweep", "eval", "inspect", "report", "models", "methods")
 SMALL = ["--calibration", "builtin", "--nsamples", "4", "--seqlen", "32", "--eval-windows", "4"]
 
 
@@ -161,6 +161,14 @@ def test_a_sweep_prints_and_resumes(tiny_folder: Path, tmp_path: Path) -> None:
     before = out.read_bytes()
     symprune("sweep", "--model", tiny_folder, "--grid", grid, "-o", out)
     assert out.read_bytes() == before
+
+
+def test_report_draws_a_run(pruned: Path, tmp_path: Path) -> None:
+    symprune("report", pruned, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page and "down_proj" in page
+    with pytest.raises(SympruneError, match="exists"):
+        symprune("report", pruned, "-o", tmp_path / "page.html")
 
 
 def test_zero_shot_tasks_run_from_local_files(tiny_folder: Path, tmp_path: Path) -> None:
