@@ -1,0 +1,103 @@
+"""Exact swaps against brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from symprune import masks
+from symprune.masks import Pattern
+from symprune.swap import swap
+
+
+def problem(rows: int, columns: int, tokens: int = 200, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A weight and correlated inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(columns, columns, generator=generator)
+    x = torch.randn(tokens, columns, generator=generator) @ mix
+    return torch.randn(rows, columns, generator=generator), x
+
+
+def row_errors(x: Tensor, weight: Tensor, keep: Tensor) -> Tensor:
+    return (x.double() @ (weight * ~keep).double().T).square().sum(0)
+
+
+def test_one_swap_is_the_best_of_all() -> None:
+    weight, x = problem(6, 10)
+    keep = masks.keep_by_row(weight.abs(), 0.5)
+    got = swap(weight, keep, x.T @ x, max_swaps=1, candidates=10)
+    for row in range(6):
+        pruned = (~keep[row]).nonzero().flatten().tolist()
+        kept = keep[row].nonzero().flatten().tolist()
+        best, found = float(row_errors(x, weight, keep)[row]), keep[row]
+        for g, q in itertools.product(pruned, kept):
+            tried = keep.clone()
+            tried[row, g], tried[row, q] = True, False
+            error = float(row_errors(x, weight, tried)[row])
+            if error < best * (1 - 1e-5):
+                best, found = error, tried[row]
+        assert torch.equal(got[row], found)
+
+
+def test_one_swap_inside_a_group_is_the_best_of_all() -> None:
+    weight, x = problem(5, 12)
+    pattern = Pattern(2, 4)
+    keep = masks.keep_n_of_m(weight.abs(), pattern)
+    got = swap(weight, keep, x.T @ x, max_swaps=1, pattern=pattern)
+    for row in range(5):
+        best, found = float(row_errors(x, weight, keep)[row]), keep[row]
+        for g, q in itertools.product(range(12), range(12)):
+            if g // 4 == q // 4 and not keep[row, g] and keep[row, q]:
+                tried = keep.clone()
+                tried[row, g], tried[row, q] = True, False
+                error = float(row_errors(x, weight, tried)[row])
+                if error < best * (1 - 1e-5):
+                    best, found = error, tried[row]
+        assert torch.equal(got[row], found)
+
+
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4), Pattern(4, 8)])
+@pytest.mark.parametrize("tokens", [400, 20])
+def test_the_error_never_rises_and_counts_stay(pattern: Pattern | None, tokens: int) -> None:
+    """Also with fewer tokens than channels, where G is singular."""
+    weight, x = problem(24, 48, tokens)
+    score = weight.abs() * x.norm(dim=0)
+    keep = masks.keep_mask(score, 0.5, "layer" if pattern is None else "row", pattern)
+    before, errors = keep, [row_errors(x, weight, keep)]
+    for _ in range(12):
+        before = swap(weight, before, x.T @ x, max_swaps=1, pattern=pattern)
+        errors.append(row_errors(x, weight, before))
+        assert torch.equal(before.sum(1), keep.sum(1))
+        assert (errors[-1] <= errors[-2] * (1 + 1e-6)).all()
+        if pattern is not None:
+            assert (before.view(-1, pattern.m).sum(1) == pattern.n).all()
+    assert errors[-1].sum() < 0.9 * errors[0].sum()
+    together = swap(weight, keep, x.T @ x, max_swaps=12, pattern=pattern)
+    torch.testing.assert_close(row_errors(x, weight, together), errors[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_rows_in_parts_give_what_rows_together_give() -> None:
+    weight, x = problem(600, 16)
+    keep = masks.keep_by_row(weight.abs(), 0.5)
+    gram = x.T @ x
+    parts = [swap(w, k, gram) for w, k in zip(weight.split(100), keep.split(100), strict=True)]
+    assert torch.equal(torch.cat(parts), swap(weight, keep, gram))
+
+
+def test_nothing_pruned_or_everything_leaves_nothing_to_swap() -> None:
+    weight, x = problem(3, 8)
+    for keep in (torch.ones(3, 8, dtype=torch.bool), torch.zeros(3, 8, dtype=torch.bool)):
+        assert torch.equal(swap(weight, keep, x.T @ x), keep)
+
+
+def test_dead_channels_are_given_up_for_living_ones() -> None:
+    weight, _ = problem(4, 8)
+    x = torch.eye(8)
+    x[:, :4] = 0
+    keep = torch.tensor([True] * 4 + [False] * 4).expand(4, 8)
+    got = swap(weight, keep, x.T @ x)
+    assert torch.equal(got, ~keep)
+    assert float(row_errors(x, weight, got).sum()) == 0
