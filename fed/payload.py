@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,12 +42,8 @@ def encode(tensor: Tensor, table: bool = False) -> bytes:
     check_finite(flat)
     code = DTYPES.index(tensor.dtype)
     nonzero = int(torch.count_nonzero(flat))
-    distinct = _distinct_count(flat[flat != 0].unsqueeze(0), table)
-    distinct_all = _distinct_count(flat.unsqueeze(0), table)
-    sizes = _body_sizes(
-        flat.numel(), _one(nonzero), _value_bits(tensor.dtype), distinct, distinct_all
-    )
-    form, coded = divmod(int(sizes[0].argmin()), 2)
+    sizes = _row_sizes(flat.unsqueeze(0), table)[:, 0]
+    coded, form = divmod(int(sizes.argmin()), 3)
     head = bytes([code | form << 4 | coded << 6]) + _varints(tensor.dim(), *tensor.shape)
     if form == DENSE:
         return head + _encode_values(flat, bool(coded))
@@ -115,16 +112,15 @@ def decode_at(data: bytes, start: int, max_values: int = MAX_VALUES) -> tuple[Te
 
 def encoded_sizes(rows: Tensor, table: bool = False) -> Tensor:
     """`len(encode(row))` for every row of a stack `[C, ...]`, as int64 `[C]`."""
-    flat = rows.detach().reshape(rows.shape[0], -1)
-    nonzero = count_true(flat != 0)
-    sizes = _body_sizes(
-        flat.shape[1],
-        nonzero,
-        _value_bits(rows.dtype),
-        _distinct_count(flat, table, skip_zero=True),
-        _distinct_count(flat, table),
-    )
-    return sizes.min(1).values + 1 + _varint_size(rows.dim() - 1, *rows.shape[1:])
+    sizes = _row_sizes(rows.detach().reshape(rows.shape[0], -1), table).min(0)
+    return torch.from_numpy(sizes + 1 + _varint_size(rows.dim() - 1, *rows.shape[1:]))
+
+
+def _row_sizes(flat: Tensor, table: bool) -> np.ndarray:
+    table = table and flat.dtype != torch.bool
+    nonzero = count_true(flat != 0).numpy()
+    tables = _distinct_counts(flat) if table else None
+    return _body_sizes(flat.shape[1], nonzero, _value_bits(flat.dtype), tables)
 
 
 def encode_message(fields: Mapping[str, Tensor], table: frozenset[str] = frozenset()) -> bytes:
@@ -164,49 +160,39 @@ def check_finite(values: Tensor, what: str = "A payload") -> None:
 
 
 def _body_sizes(
-    total: int,
-    nonzero: Tensor,
-    value_bits: int,
-    distinct: Tensor | None,
-    distinct_all: Tensor | None,
-) -> Tensor:
-    """Bytes of the body in every form `[C, 6]`: dense, indexed, masked; each raw, then coded."""
-    boolean = value_bits == 1
-    index = _bytes_of(nonzero * _index_bits(total)) + _varint_sizes(nonzero)
-    mask = torch.full_like(nonzero, _bytes(total))
-    dense = torch.full_like(nonzero, total)
-    columns = []
-    for overhead, count, table in (
-        (torch.zeros_like(nonzero), dense, distinct_all),
-        (index, nonzero, distinct),
-        (mask, nonzero, distinct),
-    ):
-        raw = _bytes_of(count * value_bits)
-        if boolean and count is nonzero:
-            raw = torch.zeros_like(nonzero)
-        columns.append(overhead + raw)
-        columns.append(overhead + _coded_sizes(count, value_bits, None if boolean else table))
-    return torch.stack(columns, 1)
+    total: int, nonzero: np.ndarray, value_bits: int, tables: tuple[np.ndarray, np.ndarray] | None
+) -> np.ndarray:
+    """Bytes of the body in every form `[6 or 3, C]`: dense, indexed, masked; raw, then coded.
+    `tables` counts the distinct values of each row, all and without zero."""
+    index = _bytes(nonzero * _index_bits(total)) + _varint_sizes(nonzero)
+    mask = np.full_like(nonzero, _bytes(total))
+    if value_bits == 1:  # booleans: positions say it all
+        return np.stack([mask, index, mask])
+    dense = np.full_like(nonzero, total)
+    value_bytes = value_bits // 8
+    raw = [dense * value_bytes, index + nonzero * value_bytes, mask + nonzero * value_bytes]
+    if tables is None:
+        return np.stack(raw)
+    coded = [
+        _coded_sizes(dense, value_bytes, tables[0]),
+        index + _coded_sizes(nonzero, value_bytes, tables[1]),
+        mask + _coded_sizes(nonzero, value_bytes, tables[1]),
+    ]
+    return np.stack(raw + coded)
 
 
-def _coded_sizes(count: Tensor, value_bits: int, distinct: Tensor | None) -> Tensor:
-    if distinct is None:
-        return torch.full_like(count, torch.iinfo(torch.int64).max // 2)
-    bits = torch.tensor([_code_bits(int(q)) for q in distinct])
-    size = _varint_sizes(distinct) + distinct * (value_bits // 8) + _bytes_of(count * bits)
-    return torch.where(distinct > MAX_TABLE, torch.iinfo(torch.int64).max // 2, size)
+def _coded_sizes(count: np.ndarray, value_bytes: int, distinct: np.ndarray) -> np.ndarray:
+    bits = np.array([_code_bits(int(entries)) for entries in distinct])
+    size = _varint_sizes(distinct) + distinct * value_bytes + _bytes(count * bits)
+    return np.where(distinct > MAX_TABLE, np.iinfo(np.int64).max // 2, size)
 
 
-def _distinct_count(rows: Tensor, table: bool, skip_zero: bool = False) -> Tensor | None:
-    """How many different values each row has, or None when no table is wanted."""
-    if not table or rows.dtype == torch.bool:
-        return None
+def _distinct_counts(rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """How many different values each row has, and how many that are not zero."""
     ordered = rows.sort(1).values
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    if skip_zero:
-        new &= ordered != 0
-    return new.sum(1)
+    return new.sum(1).numpy(), (new & (ordered != 0)).sum(1).numpy()
 
 
 def _encode_values(values: Tensor, coded: bool) -> bytes:
@@ -296,11 +282,10 @@ def _varint_size(*numbers: int) -> int:
     return sum(max(1, (int(number).bit_length() + 6) // 7) for number in numbers)
 
 
-def _varint_sizes(numbers: Tensor) -> Tensor:
-    sizes = torch.ones_like(numbers)
-    for power in range(7, 63, 7):
-        sizes += numbers >= 1 << power
-    return sizes
+def _varint_sizes(numbers: np.ndarray) -> np.ndarray:
+    if not numbers.size or numbers.max() < 128:
+        return np.ones_like(numbers)
+    return np.array([_varint_size(number) for number in numbers.tolist()])
 
 
 def _value_bits(dtype: torch.dtype) -> int:
@@ -315,13 +300,6 @@ def _code_bits(entries: int) -> int:
     return (max(entries, 1) - 1).bit_length()
 
 
-def _bytes(bits: int) -> int:
+def _bytes(bits: Any) -> Any:
+    """Bytes that hold so many bits, of a number or an array of numbers."""
     return (bits + 7) // 8
-
-
-def _bytes_of(bits: Tensor) -> Tensor:
-    return (bits + 7) // 8
-
-
-def _one(number: int) -> Tensor:
-    return torch.tensor([number])

@@ -27,9 +27,9 @@ Never change a tensor in place that you were given. The keys of a state stay the
 run. Client functions see a stack `[C, ...]` of any C (1 on a client's own machine): write them by
 row, use `problem.gradient(w [C, d])`, `problem.batch(stream, size)`, `problem.epoch(stream, size)`.
 
-A message is `dict[str, Tensor | Sent]`. Down: a tensor goes to everyone, `Sent(t, each=True)` row by
-row. Up: always row by row. `Sent(..., bits=)` is the paper's own count, `Sent([t0, t1, ...])` is ragged.
-The receiver always sees rows. The payload picks dense, index or mask form by itself: send zeros.
+A message is `dict[str, Tensor | Sent]`. Down: a tensor goes to everyone, `Sent(t, each=True)` row
+by row. Up: always row by row. `Sent(..., bits=)` is the paper's own count, `Sent([t0, t1, ...])` is
+ragged. The receiver always sees rows. The payload picks dense, index or mask form by itself.
 
 Randomness: `turn.stream("purpose")` has a row per client, `turn.shared("purpose")` is known to the
 server and all clients without being sent. Nothing else may be random, nothing may be kept outside
