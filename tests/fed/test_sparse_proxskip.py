@@ -192,16 +192,18 @@ def test_pruning_at_the_clients_beats_pruning_at_the_server(digits: Problem) -> 
 
 
 @pytest.mark.slow
-def test_a_network_pruned_at_the_server_collapses_and_at_the_clients_does_not() -> None:
-    """MLP 64-64-10, batch 32, lr 0.1, clip 10, p = 1/16, 90 % sparsity."""
+def test_a_network_pruned_at_the_server_drifts_off_and_at_the_clients_does_not() -> None:
+    """MLP 64-64-10, batch 32, lr 0.1, clip 10, p = 1/16, 90 % sparsity, means of three seeds."""
     problem = make_problem("digits", model="mlp", split="class:2", clients=10, l2=1e-4)
-    options = {"gamma": 0.1, "p": 1 / 16, "batch": 32, "clip": 10.0}
-    ours = simulate(build("sparse-proxskip", **options), problem, 80, evaluate_every=10)
-    theirs = simulate(
-        build("accelerated-server-pruning", **options), problem, 80, evaluate_every=10
-    )
-    assert theirs.history[-1]["loss"] > theirs.history[0]["loss"]
-    assert ours.history[-1]["accuracy"] >= theirs.history[-1]["accuracy"] + 0.3
+
+    def last(name: str, metric: str) -> float:
+        algorithm = build(name, gamma=0.1, p=1 / 16, batch=32, clip=10.0)
+        runs = [simulate(algorithm, problem, 80, seed=s, evaluate_every=80) for s in range(3)]
+        return sum(run.history[-1][metric] for run in runs) / 3
+
+    assert last("accelerated-server-pruning", "loss") > 2.4  # 2.3 at the start
+    assert last("sparse-proxskip", "accuracy") >= 0.9
+    assert last("accelerated-server-pruning", "accuracy") <= 0.6
 
 
 def test_bad_settings_are_named(digits: Problem) -> None:
