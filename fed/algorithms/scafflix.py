@@ -23,6 +23,7 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
+    given,
     per_client,
     register,
     sample,
@@ -148,13 +149,13 @@ class Scafflix(Flix):
         return server["pending"].nonzero().squeeze(1)
 
     def scales(self, turn: Turn, like: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.gamma is not None
-        return per_client(self.alpha, turn, like), per_client(self.gamma, turn, like)
+        gamma: PerClient = given(self.gamma)
+        return per_client(self.alpha, turn, like), per_client(gamma, turn, like)
 
     def listen(self, client: State, received: Received, turn: Turn) -> State:
         """`h_i <- h_i + (p alpha_i / gamma_i)(xbar - xhat_i)` for those who took part."""
         alpha, gamma = self.scales(turn, client["h"])
-        step = (self.p * alpha / gamma) * (received["x"] - client["xhat"])
+        step = (given(self.p) * alpha / gamma) * (received["x"] - client["xhat"])
         h = torch.where(client["pending"].unsqueeze(1), client["h"] + step, client["h"])
         return {**client, "h": h, "pending": torch.zeros_like(client["pending"])}
 
@@ -163,7 +164,7 @@ class Scafflix(Flix):
     ) -> tuple[State, Message]:
         x, stream = received["x"], turn.stream("batch")
         alpha, gamma = self.scales(turn, x)
-        for _ in range(local_steps(self.p, turn, self.random_steps)):
+        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
             g = local_gradient(problem, self.point(client, x, turn), self.batch, stream)
             x = x - (gamma / alpha) * (g - client["h"])
         state = {**client, "xhat": x, "pending": torch.ones_like(client["pending"])}
