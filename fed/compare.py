@@ -17,7 +17,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import Algorithm, build
-from symprune.fed.simulate import Record, simulate
+from symprune.fed.simulate import DIVERGED, Record, simulate
 
 FALLING = ("loss", "gap", "distance", "gradient_norm", "personal_loss")
 TUNING_SEED = 10_007
@@ -113,7 +113,7 @@ def _score(
     try:
         history = _run(problem, algorithm, setting, TUNING_SEED, rounds)
     except SympruneError as error:
-        if "diverged" in str(error) or "not finite" in str(error):
+        if DIVERGED in str(error):
             return -math.inf
         raise
     return sign * tail_mean(history, setting.metric)

@@ -83,7 +83,7 @@ algorithms:
         (("--algorithm", "gd", "--sparsity", "0.9"), "sparsity"),
         (("--algorithm", "gd", "--set", "gamma"), "name=value"),
         (("--algorithm", "gd", "--set", "gamma=fast"), "gamma = 'fast'"),
-        (("--algorithm", "gd", "--set", "gamma=1e35", "--quiet"), "smaller step|not finite"),
+        (("--algorithm", "gd", "--set", "gamma=1e35", "--quiet"), "smaller step"),
         (("--algorithm", "ef-bv", "--compressor", "top-k:9999"), "k = 9999"),
     ],
 )
