@@ -189,6 +189,10 @@ class Problem:
 
     def constants(self) -> Constants:
         """L_i (spectral bound), mu_i = l2, sizes; L of the mean from all rows together."""
+        return self._constants
+
+    @cached_property
+    def _constants(self) -> Constants:
         if not hasattr(self.loss, "smoothness"):
             unknown = (float("nan"),) * self.clients
             return Constants(unknown, unknown, tuple(self.counts.tolist()), self.layout)
