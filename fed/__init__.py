@@ -1,1 +1,29 @@
-"""Federated sparse training: the algorithms, the compressors and the engine that runs them."""
+"""Federated sparse training: the algorithms, the compressors and the engine that runs them.
+
+    from symprune.fed import build, make_problem, simulate
+    result = simulate(build("sparse-proxskip", sparsity=0.9), make_problem("digits"), rounds=100)
+
+Importing the package needs neither Flower nor transformers nor matplotlib.
+"""
+
+from __future__ import annotations
+
+from symprune.fed.algorithms import ALGORITHMS, Algorithm, build
+from symprune.fed.data import load
+from symprune.fed.problem import Problem
+from symprune.fed.protocol import Sent, Turn
+from symprune.fed.simulate import Result, simulate
+from symprune.fed.tasks import make_problem
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Problem",
+    "Result",
+    "Sent",
+    "Turn",
+    "build",
+    "load",
+    "make_problem",
+    "simulate",
+]

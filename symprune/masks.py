@@ -146,7 +146,7 @@ def kth_smallest(score: Tensor, k: int) -> Tensor:
     """
     if score.device.type == "cpu" and score.dtype in (torch.float32, torch.float64):
         part = np.partition(score.detach().contiguous().numpy(), k - 1, axis=-1)[..., k - 1]
-        return torch.from_numpy(np.ascontiguousarray(part))
+        return torch.from_numpy(np.ascontiguousarray(part)).view(score.shape[:-1])
     return torch.kthvalue(score, k, dim=-1).values
 
 

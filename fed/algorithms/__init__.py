@@ -1,1 +1,50 @@
-"""One file per algorithm."""
+"""One file per algorithm. This page is the protocol; `gradient_descent.py` is the smallest one.
+
+An algorithm is a frozen dataclass of hyper-parameters with `@register` and a few pure functions:
+
+    @register
+    @dataclass(frozen=True)
+    class MyMethod(Algorithm):
+        '''One line that `fed list` shows.'''
+        name, paper, sends = "my-method", "Author: Title, Algorithm 1", "K of d values up, d down"
+        gamma: float | None = None                       # None: from theory, in prepare
+        def prepare(self, constants): ...                # -> replace(self, gamma=...)
+        def server_init(self, x0, turn): ...             # -> State, default {"x": x0}
+        def client_init(self, problem, turn): ...        # -> State, one row per client, default {}
+        def cohort(self, server, turn): ...              # client numbers, default all; see sample()
+        def listeners(self, server, turn): ...           # receive but do not reply, default nobody
+        def broadcast(self, server, turn): ...           # -> Message, default {"x": server["x"]}
+        def listen(self, client, received, turn): ...    # every recipient, before the cohort works
+        def client_step(self, client, received, problem, turn): ...   # -> State, Message up
+        def server_step(self, server, replies, turn): ...             # -> State
+        def model(self, server): ...                     # [d], evaluated; default server["x"]
+        def personal_models(self, server, client, problem): ...       # [C, d] or None
+        def metrics(self, server, client): ...           # extra numbers for the history
+
+A turn of the engine calls them in this order; a turn is one message to and one from each client of
+the cohort. State is `dict[str, Tensor]`: the server's, and the clients' with a row per client.
+Never change a tensor in place that you were given. The keys of a state stay the same for the whole
+run. Client functions see a stack `[C, ...]` of any C (1 on a client's own machine): write them by
+row, use `problem.gradient(w [C, d])`, `problem.batch(stream, size)`, `problem.epoch(stream, size)`.
+
+A message is `dict[str, Tensor | Sent]`. Down: a tensor goes to everyone, `Sent(t, each=True)` row
+by row. Up: always row by row. `Sent(..., bits=)` is the paper's own count, `Sent([t0, t1, ...])` is
+ragged. The receiver always sees rows. The payload picks dense, index or mask form by itself.
+
+Randomness: `turn.stream("purpose")` has a row per client, `turn.shared("purpose")` is known to the
+server and all clients without being sent. Nothing else may be random, nothing may be kept outside
+the states: then checkpoints, chunks of clients and other machines give the same bits for free.
+Files in this folder are found by themselves; `symprune fed list` shows what they register.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from symprune.fed.protocol import ALGORITHMS, Algorithm, build, register
+
+for _module in sorted(module.name for module in iter_modules(__path__)):
+    import_module(f"{__name__}.{_module}")
+
+__all__ = ["ALGORITHMS", "Algorithm", "build", "register"]

@@ -1,0 +1,65 @@
+"""A run on disk: one safetensors file with both states, the ledger and the history."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from symprune.errors import SympruneError
+from symprune.fed.protocol import State
+
+VERSION = 1
+
+
+@dataclass
+class Snapshot:
+    """Everything a run needs to go on: the next turn, the states, the ledger and the history."""
+
+    run: str  # which algorithm, problem and seed; must match on resume
+    turn: int
+    server: State
+    client: State
+    ledger: State
+    history: list[dict[str, Any]]
+
+
+def save(path: Path, snapshot: Snapshot) -> None:
+    """Write beside the target, then rename: a killed run leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{part}/{name}": tensor.contiguous().clone()
+        for part in ("server", "client", "ledger")
+        for name, tensor in getattr(snapshot, part).items()
+    }
+    metadata = {
+        "version": str(VERSION),
+        "run": snapshot.run,
+        "turn": str(snapshot.turn),
+        "history": json.dumps(snapshot.history),
+    }
+    beside = path.with_name(f".{path.name}.part")
+    save_file(tensors, beside, metadata)
+    os.replace(beside, path)
+
+
+def load(path: Path) -> Snapshot:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise SympruneError(f"Checkpoint {path} cannot be read: {error}.") from None
+    if metadata.get("version") != str(VERSION):
+        raise SympruneError(f"Checkpoint {path} is not one of a federated run.")
+    parts: dict[str, State] = {"server": {}, "client": {}, "ledger": {}}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("/")
+        parts[part][name] = tensor
+    history = json.loads(metadata["history"])
+    return Snapshot(metadata["run"], int(metadata["turn"]), history=history, **parts)
