@@ -10,6 +10,7 @@ from rich.table import Table
 
 from symprune import __version__, cli_measure, cli_prune, console, scores
 from symprune.errors import SympruneError
+from symprune.fed.cli import app as federated
 
 app = typer.Typer(
     help="Make a pretrained language model sparse without training it, and see what was kept.",
@@ -24,6 +25,7 @@ app.command()(cli_prune.sweep)
 app.command("eval")(cli_measure.evaluate)
 app.command()(cli_measure.inspect)
 app.command()(cli_measure.report)
+app.add_typer(federated, name="fed")
 
 
 @app.callback(invoke_without_command=True)
