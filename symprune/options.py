@@ -29,40 +29,62 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing output
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the result to this file, as JSON.")
 ]
+CALIBRATION = "Calibration"
+EVALUATION = "Evaluation"
 Calibration = Annotated[
     str | None,
     typer.Option(
+        rich_help_panel=CALIBRATION,
         help="c4, wikitext2, builtin (Python's documentation, no network), or a text file. "
-        "[dim]\\[default: c4][/dim]"
+        "[dim]\\[default: c4][/dim]",
     ),
 ]
 NSamples = Annotated[
-    int | None, typer.Option(help="Calibration windows. [dim]\\[default: 128][/dim]")
+    int | None,
+    typer.Option(
+        help="Calibration windows. [dim]\\[default: 128][/dim]", rich_help_panel=CALIBRATION
+    ),
 ]
 SeqLen = Annotated[
     int | None,
     typer.Option(
-        help="Tokens per window, at most what the model supports. [dim]\\[default: 2048][/dim]"
+        rich_help_panel=CALIBRATION,
+        help="Tokens per window, at most what the model supports. [dim]\\[default: 2048][/dim]",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="[dim]\\[default: 0][/dim]")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Of the windows drawn and of random criteria. [dim]\\[default: 0][/dim]",
+        rich_help_panel=CALIBRATION,
+    ),
+]
 Evaluate = Annotated[
-    bool, typer.Option("--eval/--no-eval", help="Measure perplexity before and after.")
+    bool,
+    typer.Option(
+        "--eval/--no-eval",
+        help="Measure perplexity before and after.",
+        rich_help_panel=EVALUATION,
+    ),
 ]
 EvalData = Annotated[
     str | None,
     typer.Option(
+        rich_help_panel=EVALUATION,
         help="Text for it: wikitext2, builtin, c4 or a file. "
-        "[dim]\\[default: wikitext2; builtin with --calibration builtin][/dim]"
+        "[dim]\\[default: wikitext2; builtin with --calibration builtin][/dim]",
     ),
 ]
 EvalWindows = Annotated[
-    int | None, typer.Option(min=1, help="Only the first so many windows of it.")
+    int | None,
+    typer.Option(min=1, help="Only the first so many windows of it.", rich_help_panel=EVALUATION),
 ]
 ReportError = Annotated[
     bool,
     typer.Option(
-        "--report-error", help="Measure every layer's reconstruction error on the calibration data."
+        "--report-error",
+        help="Measure every layer's reconstruction error on the calibration data.",
+        rich_help_panel=EVALUATION,
     ),
 ]
 
