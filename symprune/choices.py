@@ -1,15 +1,40 @@
-"""A name with options, as a recipe or a command line gives it -> the dataclass of that name."""
+"""What users write in files and options -> checked values: mappings, and names with options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from symprune.errors import SympruneError
 
 T = TypeVar("T")
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SympruneError(f"{what.capitalize()} {path} is neither YAML nor JSON.") from error
+    if not isinstance(values, dict):
+        raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
+    return values
+
+
+def check_names(given: Iterable[str], known: Collection[str], owner: str) -> None:
+    """Refuse a name that is not known, with the nearest one that is."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}."
+            raise SympruneError(f"{owner} has no {name!r}; {hint}")
 
 
 def choose(what: str, kinds: Mapping[str, type[T]], options: Any) -> T | None:
@@ -21,11 +46,7 @@ def choose(what: str, kinds: Mapping[str, type[T]], options: Any) -> T | None:
     if name not in kinds:
         raise SympruneError(f"Unknown {what} {name!r}; choose {', '.join(kinds)}.")
     known = {field.name: str(field.type) for field in fields(kinds[name])}  # type: ignore[arg-type]
-    for option in given:
-        if option not in known:
-            near = get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}."
-            raise SympruneError(f"{what.capitalize()} {name} has no option {option!r}; {hint}")
+    check_names(given, known, f"{what.capitalize()} {name}")
     return kinds[name](**{key: _cast(name, key, known[key], v) for key, v in given.items()})
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from symprune import masks, refinements, scores, updates
+from symprune.choices import check_names, read_mapping
 from symprune.errors import SympruneError
 
 
@@ -95,12 +95,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in known:
-                near = get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
-                raise SympruneError(f"A recipe has no {name!r}; {hint}")
+        check_names(values, [f.name for f in fields(cls)], "A recipe")
         return cls(**values)
 
     def save(self, path: str | Path) -> None:
@@ -111,16 +106,7 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Read a recipe file; JSON is YAML too."""
-        try:
-            values = yaml.safe_load(Path(path).read_text())
-        except OSError as error:
-            raise SympruneError(f"Cannot read recipe {path}: {error.strerror}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise SympruneError(f"Recipe {path} is neither YAML nor JSON.") from error
-        if not isinstance(values, dict):
-            raise SympruneError(f"Recipe {path} is not a list of names and values.")
-        return cls.from_dict(values)
+        return cls.from_dict(read_mapping(Path(path), "recipe"))
 
     def with_changes(self, **changes: Any) -> Recipe:
         """A copy with some fields replaced; a new sparsity displaces a pattern and vice versa."""

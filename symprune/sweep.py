@@ -14,16 +14,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from symprune import calibration, decide, engine, scores, walk
+from symprune.choices import check_names, read_mapping
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.models import find_layout
@@ -53,24 +52,13 @@ class Grid:
 
     @classmethod
     def load(cls, path: Path) -> Grid:
-        try:
-            values = yaml.safe_load(path.read_text())
-        except OSError as error:
-            raise SympruneError(f"Cannot read grid {path}: {error.strerror}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise SympruneError(f"Grid {path} is neither YAML nor JSON.") from error
-        if not isinstance(values, dict):
-            raise SympruneError(f"Grid {path} is not a list of names and values.")
-        return cls.from_dict(values)
+        return cls.from_dict(read_mapping(path, "grid"))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Grid:
         known = {f.name: f for f in fields(cls)}
+        check_names(values, known, "A grid")
         for name, value in values.items():
-            if name not in known:
-                near = get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
-                raise SympruneError(f"A grid has no {name!r}; {hint}")
             if str(known[name].type).startswith("list") and not isinstance(value, list):
                 raise SympruneError(f"{name} of a grid is a list, not {value!r}.")
         return cls(**values)

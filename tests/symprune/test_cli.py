@@ -216,7 +216,7 @@ BAD = [
     (["--recipe", "no-such.yaml"], "no-such.yaml"),
     (["--refine", "dsnott"], "Unknown refinement"),
     (["--gamma1", "1"], "gamma1 needs --refine"),
-    (["--refine", "dsnot", "--gamma1", "1"], "no option 'gamma1'"),
+    (["--refine", "dsnot", "--gamma1", "1"], "no 'gamma1'"),
 ]
 
 

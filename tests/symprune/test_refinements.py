@@ -28,7 +28,7 @@ def test_presets_follow_the_base_method_unless_told() -> None:
     ("options", "said"),
     [
         ("dsnt", "Unknown refinement 'dsnt'; choose dsnot"),
-        ({"name": "dsnot", "gamma1": 1}, "dsnot has no option 'gamma1'"),
+        ({"name": "dsnot", "gamma1": 1}, "dsnot has no 'gamma1'"),
         ({"name": "dsnot", "max_cyles": 1}, "did you mean max_cycles"),
         ({"name": "dsnot", "layers": "some"}, "layers must be one of attn"),
         ({"name": "dsnot", "accept": "any"}, "accept must be one of"),

@@ -119,7 +119,7 @@ def test_swaps_then_update_is_better_than_either() -> None:
     [
         ("lsqr", "Unknown update 'lsqr'; choose lsq, sparsegpt"),
         ({"name": "lsq", "iters": 0}, "iters must be above 0"),
-        ({"name": "sparsegpt", "iters": 3}, "no option 'iters'"),
+        ({"name": "sparsegpt", "iters": 3}, "no 'iters'"),
     ],
 )
 def test_bad_updates_say_what_is_wrong(options: object, said: str) -> None:
