@@ -110,23 +110,19 @@ class SPPM(CohortMethod):
 
     def _train(self, x: Tensor, z: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """`local_steps` steps on `f_i + ||. - x||^2 / (2 gamma)` from z. The hub makes the weights
-        of the models sum to 1, so the pull to x is exact when those of the sampling do."""
+        of the models sum to 1, so the pull to x is exact when those of the sampling do. The step is
+        the same for everyone, or clients with a larger one would count for more."""
         stream, w = turn.stream("batch"), z
+        step = self.step or 1 / (max(self.L or (1.0,)) + 1 / self.gamma)
         first, second = torch.zeros_like(w), torch.zeros_like(w)
         for number in range(1, self.local_steps + 1):
             rows = None if self.batch is None else problem.batch(stream, self.batch)
             g = problem.gradient(w, rows) + (w - x) / self.gamma
             if self.solver == "local-sgd":
-                w = w - self._local_step(turn, w) * g
+                w = w - step * g
                 continue
             first = 0.9 * first + 0.1 * g
             second = 0.999 * second + 0.001 * g.square()
             size = (second / (1 - 0.999**number)).sqrt() + 1e-8
-            w = w - self.step * (first / (1 - 0.9**number)) / size
+            w = w - step * (first / (1 - 0.9**number)) / size
         return w
-
-    def _local_step(self, turn: Turn, like: Tensor) -> Tensor | float:
-        if self.step is not None:
-            return self.step
-        L = torch.tensor(self.L, dtype=torch.float64)[turn.clients].unsqueeze(1)
-        return (1 / (L + 1 / self.gamma)).to(like.dtype)
