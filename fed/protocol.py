@@ -120,6 +120,7 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+ALIASES = {"scaffnew": "proxskip"}
 
 
 def register(cls: type[Algorithm]) -> type[Algorithm]:
@@ -135,6 +136,7 @@ def register(cls: type[Algorithm]) -> type[Algorithm]:
 
 def build(name: str, **options: Any) -> Algorithm:
     """The algorithm of this name with these hyper-parameters; unknown ones are named."""
+    name = ALIASES.get(name, name)
     if name not in ALGORITHMS:
         known = ", ".join(sorted(ALGORITHMS))
         raise SympruneError(f"Unknown algorithm {name!r}; choose from {known}.")

@@ -22,6 +22,7 @@ from symprune.fed.exchange import Parcel, collect, merge
 from symprune.fed.ledger import Ledger
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
+from symprune.fed.threads import limited_threads
 
 Record = dict[str, Any]
 
@@ -66,15 +67,47 @@ def simulate(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     progress: bool = False,
+    threads: int = 1,
     stop: Callable[[Record], bool] | None = None,
 ) -> Result:
     """Run `rounds` turns and return the last states, the ledger and the history.
 
     `optimum` (x*) adds the objective gap and the distance to the history. With `checkpoint` the run
     goes on from that file if it exists, bit for bit. `stop(record)` may end the run early."""
+    with limited_threads(threads):
+        return _simulate(
+            algorithm,
+            problem,
+            rounds,
+            seed,
+            x0,
+            evaluate_every,
+            optimum,
+            _Engine(algorithm, problem, clients_at_once, wire),
+            checkpoint,
+            checkpoint_every,
+            progress,
+            stop,
+        )
+
+
+def _simulate(
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    seed: int,
+    x0: Tensor | None,
+    evaluate_every: int,
+    optimum: Tensor | None,
+    engine: _Engine,
+    checkpoint: Path | None,
+    checkpoint_every: int,
+    progress: bool,
+    stop: Callable[[Record], bool] | None,
+) -> Result:
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
-    algorithm = algorithm.prepare(problem.constants())
+    engine.algorithm = algorithm = algorithm.prepare(problem.constants())
     start = Turn(0, seed, problem.clients, torch.arange(problem.clients))
     x0 = problem.initial(seed) if x0 is None else x0.to(problem.dtype)
     if x0.shape != (problem.dimension,):
@@ -82,7 +115,6 @@ def simulate(
             f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} values."
         )
     run = f"{algorithm!r} | {problem.name} | seed {seed} | d {problem.dimension} | {problem.dtype}"
-    engine = _Engine(algorithm, problem, clients_at_once, wire)
     if checkpoint is not None and checkpoint.exists():
         state = _resumed(checkpoint, run)
     else:
