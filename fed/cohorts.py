@@ -8,7 +8,6 @@ given, the first turn gathers a sketch of every client and the server runs k-mea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import TypeVar
 
 import torch
@@ -79,15 +78,14 @@ class CohortMethod(Algorithm):
         check(self.sampling in SAMPLINGS, f"Unknown sampling {self.sampling!r}; use {known}.")
         known = ", ".join(SKETCHES)
         check(self.cluster_by in SKETCHES, f"Cannot cluster by {self.cluster_by!r}; use {known}.")
-        usable = all(isfinite(v) for v in (*constants.L, *constants.mu))
         few = max(1, min(10, constants.clients // 2))
         size = few if self.sampling == "nice" and not self.cohort_size else self.cohort_size
         ready = replace(
             self,
             cohort_size=size,
             clusters=self.clusters or few,
-            L=constants.L if self.L is None and usable else self.L,
-            mu=constants.mu if self.mu is None and usable else self.mu,
+            L=constants.L if self.L is None and constants.known else self.L,
+            mu=constants.mu if self.mu is None and constants.known else self.mu,
         )
         if not ready.sketched:
             ready.drawing(constants.clients, None)
