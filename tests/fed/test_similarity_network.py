@@ -309,7 +309,7 @@ def test_error_feedback_removes_the_floor_of_the_compressor() -> None:
 
     def run(**compressor: object) -> dict[str, float]:
         algorithm = build("similarity-network", **options, **compressor)
-        return simulate(algorithm, problem, 150, evaluate_every=150).history[-1]
+        return simulate(algorithm, problem, 100, evaluate_every=100).history[-1]
 
     value = lambda r: r["personal_loss"] + r["fusion"]  # noqa: E731
     plain = run(**PLAIN)
