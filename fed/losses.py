@@ -56,8 +56,11 @@ class Layout:
 class Loss(Protocol):
     """What a problem needs to know about its loss."""
 
-    layout: Layout
-    task: str  # "classification" or "regression"
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def task(self) -> str: ...  # "classification" or "regression"
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor: ...
 
@@ -211,6 +214,9 @@ class Module:
     row_loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     task: str = "classification"
     module: nn.Module = field(init=False, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Module({type(self.module).__name__}, {self.layout.shapes})"
 
     def __post_init__(self) -> None:
         module = self.make()

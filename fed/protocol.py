@@ -8,7 +8,7 @@ so who runs where, in which order, and after which restart does not change a bit
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from symprune.errors import SympruneError
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.randomness import Stream
 
+T = TypeVar("T")
 State = dict[str, Tensor]
 Received = dict[str, Any]  # name -> stacked rows [C, ...], or a list of C tensors if sent ragged
 
@@ -149,7 +150,31 @@ def build(name: str, **options: Any) -> Algorithm:
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
-    return cls(**options)
+    typed = {o: _typed(name, o, v, str(known_options[o].type)) for o, v in options.items()}
+    return cls(**typed)
+
+
+def _typed(name: str, option: str, value: Any, kind: str) -> Any:
+    """The value if its type fits the field's annotation; whole numbers may stand for floats and
+    lists for tuples, since that is how they are typed on a command line."""
+    kind = kind.replace("PerClient", "float | tuple")
+    if isinstance(value, list | tuple) and "tuple" in kind:
+        return tuple(float(v) for v in value)
+    if isinstance(value, bool) or value is None:
+        fits = ("bool" if isinstance(value, bool) else "None") in kind
+    elif isinstance(value, int) and "int" not in kind and "float" in kind:
+        return float(value)
+    else:
+        fits = type(value).__name__ in kind
+    check(fits, f"{name}: {option} = {value!r} is not of type {kind}.")
+    return value
+
+
+def given(value: T | None) -> T:
+    """A hyper-parameter that may be None until `prepare` has filled it in."""
+    if value is None:
+        raise TypeError("An algorithm must be prepared before it runs.")
+    return value
 
 
 def per_client(value: float | tuple[float, ...], turn: Turn, like: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
 from symprune.fed.threads import limited_threads
 
 Record = dict[str, Any]
+DIVERGED = "take a smaller step size"
 
 
 @dataclass
@@ -74,80 +75,56 @@ def simulate(
 
     `optimum` (x*) adds the objective gap and the distance to the history. With `checkpoint` the run
     goes on from that file if it exists, bit for bit. `stop(record)` may end the run early."""
-    with limited_threads(threads):
-        return _simulate(
-            algorithm,
-            problem,
-            rounds,
-            seed,
-            x0,
-            evaluate_every,
-            optimum,
-            _Engine(algorithm, problem, clients_at_once, wire),
-            checkpoint,
-            checkpoint_every,
-            progress,
-            stop,
-        )
-
-
-def _simulate(
-    algorithm: Algorithm,
-    problem: Problem,
-    rounds: int,
-    seed: int,
-    x0: Tensor | None,
-    evaluate_every: int,
-    optimum: Tensor | None,
-    engine: _Engine,
-    checkpoint: Path | None,
-    checkpoint_every: int,
-    progress: bool,
-    stop: Callable[[Record], bool] | None,
-) -> Result:
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
-    engine.algorithm = algorithm = algorithm.prepare(problem.constants())
-    start = Turn(0, seed, problem.clients, torch.arange(problem.clients))
+    with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
+        algorithm = algorithm.prepare(problem.constants())
+        engine = _Engine(algorithm, problem, clients_at_once, wire)
+        state = _begin(algorithm, problem, seed, x0, checkpoint)
+        ledger = Ledger(**state.ledger)
+        goal = None if optimum is None else (optimum, problem.mean_value(optimum))
+
+        def record() -> Record:
+            numbers = _measure(algorithm, problem, state.server, state.client, goal)
+            state.history.append({"round": state.turn, **numbers, **ledger.totals()})
+            return state.history[-1]
+
+        if not state.history:
+            record()
+        while state.turn < rounds:
+            turn = Turn(state.turn, seed, problem.clients, torch.arange(problem.clients))
+            state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
+            state.turn += 1
+            last = state.turn == rounds
+            if last or state.turn % evaluate_every == 0:
+                entry = record()
+                advance(entry)
+                last = last or (stop is not None and stop(entry))
+            if checkpoint is not None and (last or state.turn % checkpoint_every == 0):
+                disk.save(checkpoint, state)
+            if last:
+                break
+        return Result(algorithm, state.server, state.client, ledger, state.history)
+
+
+def _begin(
+    algorithm: Algorithm, problem: Problem, seed: int, x0: Tensor | None, checkpoint: Path | None
+) -> disk.Snapshot:
+    """The state a run starts from: the checkpoint's if there is one, else the algorithm's."""
     x0 = problem.initial(seed) if x0 is None else x0.to(problem.dtype)
     if x0.shape != (problem.dimension,):
         raise SympruneError(
-            f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} values."
+            f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} parameters."
         )
-    run = f"{algorithm!r} | {problem.name} | seed {seed} | d {problem.dimension} | {problem.dtype}"
+    run = "" if checkpoint is None else f"{algorithm!r}, {problem.fingerprint()}, seed {seed}"
     if checkpoint is not None and checkpoint.exists():
-        state = _resumed(checkpoint, run)
-    else:
-        server, client = algorithm.server_init(x0, start), algorithm.client_init(problem, start)
-        state = disk.Snapshot(run, 0, server, client, Ledger.empty(problem.clients).state(), [])
-    ledger = Ledger(**state.ledger)
-    goal = None if optimum is None else (optimum, problem.mean_value(optimum))
-
-    def record(turn: int) -> Record:
-        numbers = _measure(algorithm, problem, state.server, state.client, goal)
-        entry = {"round": turn, **numbers, **ledger.totals()}
-        state.history.append(entry)
-        return entry
-
-    if not state.history:
-        record(0)
-    with _bar(progress, algorithm.name, rounds, state.turn) as advance:
-        while state.turn < rounds:
-            turn = Turn(state.turn, seed, problem.clients, start.clients)
-            state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
-            state.turn += 1
-            done = False
-            if state.turn % evaluate_every == 0 or state.turn == rounds:
-                entry = record(state.turn)
-                done = stop is not None and stop(entry)
-                advance(entry)
-            if checkpoint is not None and (
-                state.turn % checkpoint_every == 0 or state.turn == rounds or done
-            ):
-                disk.save(checkpoint, state)
-            if done:
-                break
-    return Result(algorithm, state.server, state.client, ledger, state.history)
+        state = disk.load(checkpoint)
+        if state.run != run:
+            raise SympruneError(f"Checkpoint {checkpoint} belongs to another run: {state.run}.")
+        return state
+    turn = Turn(0, seed, problem.clients, torch.arange(problem.clients))
+    server, client = algorithm.server_init(x0, turn), algorithm.client_init(problem, turn)
+    return disk.Snapshot(run, 0, server, client, Ledger.empty(problem.clients).state(), [])
 
 
 @dataclass
@@ -178,13 +155,13 @@ class _Engine:
             received = {k: _pick(v, place) for k, v in received.items()}
         client, replies = self._work(client, received, turn, cohort, everyone)
         up = Parcel(replies, len(cohort), reply=True)
-        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}")
+        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}", DIVERGED)
         ledger.up(cohort, up.sizes(), up.bits())
         server = algorithm.server_step(server, self._transport(up), turn.about(cohort))
         if not bool(torch.isfinite(algorithm.model(server)).all()):
             raise SympruneError(
                 f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite; "
-                "take a smaller step size."
+                f"{DIVERGED}."
             )
         return server, client
 
@@ -239,9 +216,7 @@ def _measure(
     x = algorithm.model(server)
     out: Record = {"loss": problem.mean_value(x)}
     if not math.isfinite(out["loss"]):
-        raise SympruneError(
-            f"{algorithm.name} diverged: its loss is no longer finite; take a smaller step size."
-        )
+        raise SympruneError(f"{algorithm.name} diverged: its loss is no longer finite; {DIVERGED}.")
     out["gradient_norm"] = float(problem.mean_gradient(x).norm())
     if goal is not None:
         out["gap"] = out["loss"] - goal[1]
@@ -255,15 +230,8 @@ def _measure(
     return out
 
 
-def _resumed(path: Path, run: str) -> disk.Snapshot:
-    state = disk.load(path)
-    if state.run != run:
-        raise SympruneError(f"Checkpoint {path} belongs to another run: {state.run}.")
-    return state
-
-
 @contextmanager
-def _bar(show: bool, name: str, rounds: int, done: int) -> Iterator[Callable[[Record], None]]:
+def _bar(show: bool, name: str, rounds: int) -> Iterator[Callable[[Record], None]]:
     if not show:
         yield lambda record: None
         return
@@ -277,7 +245,7 @@ def _bar(show: bool, name: str, rounds: int, done: int) -> Iterator[Callable[[Re
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[now]}")) as progress:
-        task = progress.add_task(name, total=rounds, completed=done, now="")
+        task = progress.add_task(name, total=rounds, now="")
 
         def advance(record: Record) -> None:
             shown = next((m for m in ("accuracy", "r2") if m in record), "loss")

@@ -24,6 +24,7 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
+    given,
     register,
     sample,
 )
@@ -108,7 +109,7 @@ class EFBV(Algorithm):
         compressor = parse(self.compressor)
         difference = problem.gradient(received["x"]) - client["h"]
         d = compressor.compress(difference, turn.stream("compress"))
-        h = client["h"] + self.lam * self.weight(turn) * d
+        h = client["h"] + given(self.lam) * self.weight(turn) * d
         bits = compressor.paper_bits(problem.dimension)
         return {"h": h}, {"d": Sent(d, bits, compressor.quantises)}
 
@@ -117,7 +118,7 @@ class EFBV(Algorithm):
         g = server["h"] + self.nu * d  # with the old h
         x = server["x"] - self.gamma * g
         if self.l1:
-            x = x.sign() * (x.abs() - self.gamma * self.l1).clamp_min(0)
+            x = x.sign() * (x.abs() - given(self.gamma) * self.l1).clamp_min(0)
         return {"x": x, "h": server["h"] + self.lam * d}
 
 

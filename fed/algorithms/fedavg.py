@@ -21,6 +21,7 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
+    given,
     kept,
     register,
     sample,
@@ -67,9 +68,9 @@ class FedAvg(Algorithm):
     ) -> tuple[State, Message]:
         x, stream = received["x"], turn.stream("batch")
         w = x
-        for _ in range(local_steps(self.p, turn, self.random_steps)):
+        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
             g = local_gradient(problem, w, self.batch, stream, self.clip)
-            w = self.after_step(w - self.gamma * (g + self.pull(w, x)))
+            w = self.after_step(w - given(self.gamma) * (g + self.pull(w, x)))
         return client, {"w": Sent(w, self.upload_bits(problem.dimension))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:

@@ -22,6 +22,7 @@ from symprune.fed.protocol import (
     Sent,
     State,
     Turn,
+    given,
     register,
     sample,
 )
@@ -79,7 +80,7 @@ class ProxSkip(Algorithm):
         return server["pending"].nonzero().squeeze(1)
 
     def listen(self, client: State, received: Received, turn: Turn) -> State:
-        step = (self.p / self.gamma) * (received["x"] - client["what"])
+        step = (given(self.p) / given(self.gamma)) * (received["x"] - client["what"])
         h = torch.where(client["pending"].unsqueeze(1), client["h"] + step, client["h"])
         return {**client, "h": h, "pending": torch.zeros_like(client["pending"])}
 
@@ -87,9 +88,9 @@ class ProxSkip(Algorithm):
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         what, stream = self.on_receipt(received["x"]), turn.stream("batch")
-        for _ in range(local_steps(self.p, turn, self.random_steps)):
+        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
             g = local_gradient(problem, what, self.batch, stream, self.clip)
-            what = self.after_step(what - self.gamma * (g - client["h"]))
+            what = self.after_step(what - given(self.gamma) * (g - client["h"]))
         sent = self.before_upload(what)
         pending = torch.ones_like(client["pending"])
         state = {**client, "what": self.remembered(what, sent), "pending": pending}

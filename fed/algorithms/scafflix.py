@@ -23,6 +23,7 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
+    given,
     per_client,
     register,
     sample,
@@ -154,7 +155,7 @@ class Scafflix(Flix):
     def listen(self, client: State, received: Received, turn: Turn) -> State:
         """`h_i <- h_i + (p alpha_i / gamma_i)(xbar - xhat_i)` for those who took part."""
         alpha, gamma = self.scales(turn, client["h"])
-        step = (self.p * alpha / gamma) * (received["x"] - client["xhat"])
+        step = (given(self.p) * alpha / gamma) * (received["x"] - client["xhat"])
         h = torch.where(client["pending"].unsqueeze(1), client["h"] + step, client["h"])
         return {**client, "h": h, "pending": torch.zeros_like(client["pending"])}
 
@@ -163,7 +164,7 @@ class Scafflix(Flix):
     ) -> tuple[State, Message]:
         x, stream = received["x"], turn.stream("batch")
         alpha, gamma = self.scales(turn, x)
-        for _ in range(local_steps(self.p, turn, self.random_steps)):
+        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
             g = local_gradient(problem, self.point(client, x, turn), self.batch, stream)
             x = x - (gamma / alpha) * (g - client["h"])
         state = {**client, "xhat": x, "pending": torch.ones_like(client["pending"])}

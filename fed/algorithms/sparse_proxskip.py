@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symprune.fed.algorithms.proxskip import ProxSkip
 from symprune.fed.compressors import top_k
-from symprune.fed.protocol import State, kept, register
+from symprune.fed.protocol import State, given, kept, register
 
 PAPER = "Prune at the clients, not the server"
 
@@ -119,7 +119,7 @@ class RandProxL1(FinalTopK):
     def after_step(self, what: Tensor) -> Tensor:
         """prox of gamma * l1 * ||.||_1; the paper gives no pseudo-code, this is Sparse-ProxSkip-
         Local with the l1 prox in place of TopK, and reaches the lasso solution."""
-        return what.sign() * (what.abs() - self.gamma * self.l1).clamp_min(0)
+        return what.sign() * (what.abs() - given(self.gamma) * self.l1).clamp_min(0)
 
     def upload_bits(self, what: Tensor) -> int | Tensor | None:
         return 32 * torch.count_nonzero(what, dim=1)
