@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.randomness import Stream
 
@@ -150,9 +151,9 @@ def make_sampling(
         check(size is not None and 1 <= size <= n, f"Nice sampling cannot draw {size} of {n}.")
         return Sampling((everyone,), 1, size)
     if name in CLUSTERED:
-        check(labels is not None and len(labels) == n, f"{name} sampling needs {n} cluster labels.")
-        found = sorted(set(labels or ()))
-        blocks = tuple(tuple(i for i in everyone if labels[i] == c) for c in found)  # type: ignore[index]
+        if labels is None or len(labels) != n:
+            raise SympruneError(f"{name} sampling needs {n} cluster labels.")
+        blocks = tuple(tuple(i for i in everyone if labels[i] == c) for c in sorted(set(labels)))
         if name == "stratified":
             return Sampling(blocks, len(blocks) if size is None else min(size, len(blocks)), 1)
         return Sampling(blocks, 1, size, None if chances is None else tuple(chances))
@@ -160,11 +161,12 @@ def make_sampling(
     if name == "uniform":
         return Sampling(alone, 1)
     if name == "importance":
-        positive = mu is not None and min(mu) > 0
-        check(positive, "Importance sampling needs every client's strong convexity mu_i > 0.")
-        chances = [m / sum(mu) for m in mu]  # type: ignore[union-attr, arg-type]
-    check(chances is not None, "Nonuniform sampling needs the clients' chances.")
-    return Sampling(alone, 1, None, tuple(chances))  # type: ignore[arg-type]
+        if mu is None or min(mu) <= 0:
+            raise SympruneError("Importance sampling needs every client's mu_i > 0.")
+        chances = [m / sum(mu) for m in mu]
+    if chances is None:
+        raise SympruneError("Nonuniform sampling needs the clients' chances.")
+    return Sampling(alone, 1, None, tuple(chances))
 
 
 def cluster(sketches: Tensor, clusters: int, seed: int) -> Tensor:
