@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.gates import hard_concrete, open_chance, penalty_slope
-from symprune.fed.local_epochs import LocalEpochs, remember
+from symprune.fed.em_clients import EMMethod, remember
 from symprune.fed.losses import sigmoid
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check
@@ -24,7 +24,7 @@ DATA_SCALES = ("mean", "sum")
 
 
 @dataclass(frozen=True)
-class Gated(LocalEpochs):
+class Gated(EMMethod):
     """Hyper-parameters and functions of methods with gates. A subclass gives `logit`,
     `logit_slope`, `initial_gates` and `server_step`."""
 

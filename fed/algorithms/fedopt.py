@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from symprune.fed.local_epochs import LocalEpochs, remember, server_rate
+from symprune.fed.em_clients import EMMethod, remember, server_rate
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, register
 from symprune.fed.server_optimizers import ascend, moments
@@ -20,7 +20,7 @@ from symprune.fed.server_optimizers import ascend, moments
 
 @register
 @dataclass(frozen=True)
-class FedOpt(LocalEpochs):
+class FedOpt(EMMethod):
     """FedAvg whose server takes the sum of the clients' differences as a gradient."""
 
     name = "fedopt"

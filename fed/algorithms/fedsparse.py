@@ -20,7 +20,7 @@ from symprune.fed.gates import (
     server_directions,
     threshold_slope,
 )
-from symprune.fed.local_epochs import server_rate
+from symprune.fed.em_clients import server_rate
 from symprune.fed.problem import Constants
 from symprune.fed.protocol import Algorithm, Received, State, Turn, check, register
 from symprune.fed.server_optimizers import ascend, moments

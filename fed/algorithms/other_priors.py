@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.local_epochs import LocalEpochs, remember
+from symprune.fed.em_clients import EMMethod, remember
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
 
 
 @register
 @dataclass(frozen=True)
-class FedMedian(LocalEpochs):
+class FedMedian(EMMethod):
     """Laplace prior: clients leave most weights as they are, the server takes medians."""
 
     name = "fedmedian"
@@ -47,7 +47,7 @@ class FedMedian(LocalEpochs):
 
 @register
 @dataclass(frozen=True)
-class FedMixture(LocalEpochs):
+class FedMixture(EMMethod):
     """Prior of K Gaussians: the server trains K models, clients are drawn to the nearest."""
 
     name = "fedmixture"

@@ -44,6 +44,8 @@ class SPPM(CohortMethod):
         known = ", ".join(solvers)
         check(self.solver in solvers, f"Unknown solver {self.solver!r}; choose from {known}.")
         check(self.local_steps >= 1, f"local_steps = {self.local_steps} must be 1 or more.")
+        local = self.batch is None or self.solver in WORKERS
+        check(local, f"The solver {self.solver} asks for full gradients; drop the batch size.")
         ready = self.completed(constants)
         given = self.step is not None or (ready.L is not None and self.solver != "local-adam")
         check(given, f"sppm-as with the solver {self.solver} needs the option step here.")

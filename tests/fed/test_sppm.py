@@ -281,6 +281,7 @@ def test_wrong_options_are_named(logistic: Problem) -> None:
         ({"cluster_by": "mood"}, "mood"),
         ({"local_rounds": 0}, "local_rounds"),
         ({"solver": "local-adam"}, "step"),
+        ({"solver": "lbfgs", "batch": 8}, "batch"),
     ):
         with pytest.raises(SympruneError, match=culprit):
             simulate(build("sppm-as", **options), logistic, 1)

@@ -1,4 +1,8 @@
-"""What methods with local epochs of SGD share: their options, and each client's last model."""
+"""What the methods of the EM view share: local epochs of SGD, and each client's last model.
+
+An Expectation-Maximization Perspective on Federated Learning: the prior of a method (Gaussian,
+spike and slab, Laplace, mixture) decides the rest.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from symprune.fed.server_optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
-class LocalEpochs(Algorithm):
+class EMMethod(Algorithm):
     """Hyper-parameters of methods whose clients run epochs of SGD on batches."""
 
     cohort_size: int | None = None
