@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from symprune.fed.gates import hard_concrete, open_chance, penalty_slope
 from symprune.fed.em_clients import EMMethod, remember
+from symprune.fed.gates import hard_concrete, open_chance, penalty_slope
 from symprune.fed.losses import sigmoid
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check

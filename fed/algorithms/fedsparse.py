@@ -13,6 +13,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from symprune.fed.em_clients import server_rate
 from symprune.fed.gated import Gated
 from symprune.fed.gates import (
     gate_logit,
@@ -20,7 +21,6 @@ from symprune.fed.gates import (
     server_directions,
     threshold_slope,
 )
-from symprune.fed.em_clients import server_rate
 from symprune.fed.problem import Constants
 from symprune.fed.protocol import Algorithm, Received, State, Turn, check, register
 from symprune.fed.server_optimizers import ascend, moments
