@@ -35,7 +35,7 @@ NEVER = float("inf")
 
 def clustered(seed: int) -> Problem:
     """Logistic regression, 10 clusters of 10 nearly equal clients: 60 rows of 30 features whose
-    scale falls like 6/k, so that L/mu is about 150."""
+    scale falls like 6/k, so that L/mu is about 110."""
     g = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, generator=g, dtype=torch.float64)
     scale, shared, parts = 6 / torch.arange(1, 31, dtype=torch.float64), 2 * normal(30), []
