@@ -133,12 +133,13 @@ class Gated(EMMethod):
     ) -> tuple[Tensor, Tensor]:
         """Local epochs on weights (SGD) and gates (Adamax) from the server's; gradients by hand
         because the gate is a function of few numbers and clients are a stack."""
-        groups, batches, noise = self.groups, turn.stream("batch"), turn.stream("noise")
+        groups, batches = self.groups, turn.stream("batch")
         prior, w = self.logit(x, v), x
         mean, size = torch.zeros_like(v), torch.zeros_like(v)
         steps = torch.zeros(len(x), 1, dtype=x.dtype)
         scale = 1.0 if self.data_scale == "mean" else problem.counts.unsqueeze(1).to(x.dtype)
-        for _ in range(self.epochs):
+        for epoch in range(self.epochs):
+            noise = turn.stream(f"noise {epoch}")  # anew: clients have different numbers of batches
             for rows, active in problem.epoch(batches, self.batch):
                 log_alpha = self.logit(w, v)
                 z, z_slope = hard_concrete(log_alpha, noise.uniform(groups.count))

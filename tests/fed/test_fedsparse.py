@@ -158,7 +158,7 @@ def test_training_gradients_agree_with_autograd_of_the_whole_local_loss(digits: 
     w, free_v = x.clone().requires_grad_(), v.clone().requires_grad_()
     groups = algorithm.groups
     log_alpha = algorithm.logit(w.detach(), free_v)
-    z, _ = hard_concrete(log_alpha, turn.stream("noise").uniform(groups.count))
+    z, _ = hard_concrete(log_alpha, turn.stream("noise 0").uniform(groups.count))
     loss = alone.value(w * groups.spread(z)).sum()
     price = 0.01 * groups.sizes - 0.02 * algorithm.logit(x, v)
     loss = loss + (open_chance(log_alpha) * price).sum()
@@ -227,6 +227,14 @@ def test_a_higher_price_prunes_more_and_sends_less(digits: Problem, sparse: Resu
     )
     assert last["accuracy"] > dense.history[-1]["accuracy"] - 0.06
     assert "personal_accuracy" in last
+
+
+def test_several_epochs_give_a_client_the_same_bits_alone_as_in_a_stack(digits: Problem) -> None:
+    algorithm = build("fedsparse", epochs=2, l0=1e-4, **TUNED)
+    together = simulate(algorithm, digits, 2)
+    apart = simulate(algorithm, digits, 2, clients_at_once=1, wire=True)
+    assert torch.equal(together.model, apart.model)
+    assert torch.equal(together.client["w"], apart.client["w"])
 
 
 def two_neurons(clients: int) -> Problem:
