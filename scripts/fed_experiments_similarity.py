@@ -77,10 +77,10 @@ def labels() -> list[Row]:
         row: Row = {"personal": personal}
         for lam in (0.0, 3e-4, 1e-3, 3e-3, 1e-2):
             options = {"personal": personal, "lam": lam, "eta": eta, **PLAIN}
-            last = [run(p, 200, **options).history[-1] for p in problems]
+            last = [run(p, 120, **options).history[-1] for p in problems]
             row[f"lam {lam:g}"] = " ".join(f"{r['personal_accuracy']:.3f}" for r in last)
         table.append(row)
-    last = [run(p, 200, personal="none", eta=1.0, **PLAIN).history[-1] for p in problems]
+    last = [run(p, 120, personal="none", eta=1.0, **PLAIN).history[-1] for p in problems]
     table[0]["global"] = " ".join(f"{r['personal_accuracy']:.3f}" for r in last)
     show("Unbalanced labels: personal test accuracy, seeds 0 1 2", table)
     graph = [
@@ -113,7 +113,7 @@ def regression() -> list[Row]:
         chosen = dict(options)
         l2 = float(chosen.pop("l2", 0.0))  # type: ignore[arg-type]
         errors = [
-            error(run(replace(p, l2=l2), 400, **rule, **chosen), p, truth) for p, truth in tasks
+            error(run(replace(p, l2=l2), 300, **rule, **chosen), p, truth) for p, truth in tasks
         ]
         table.append({"method": label, "test MSE": " ".join(f"{e:.2f}" for e in errors)})
     return show("Clustered regression: test MSE, seeds 0 1 2 (noise 0.25)", table)
@@ -124,7 +124,7 @@ def compressor() -> list[Row]:
     problem, _ = clustered(0)
     rule = {"space": "model", "eta": 0.1, "eta_personal": 3.0, "personal": "10:20", "lam": 3e-3}
     value = lambda r: r["personal_loss"] + r["fusion"]  # noqa: E731
-    best = value(run(problem, 1500, **rule, **PLAIN).history[-1])
+    best = value(run(problem, 900, **rule, **PLAIN).history[-1])
     raw, table = 0.0, []
     for label, options in (
         ("raw", PLAIN),
@@ -134,12 +134,12 @@ def compressor() -> list[Row]:
         ("4 values, error feedback", {"denoise": 0.0}),
         ("fused lasso 0.1, 4 values, error feedback", {}),
     ):
-        last = run(problem, 400, **rule, **options).history[-1]
+        last = run(problem, 300, **rule, **options).history[-1]
         bits = last["paper_bits_up"]
         raw = raw or bits
         row = {"uplink": label, "gap": value(last) - best, "bits / raw": bits / raw}
         table.append({**row, "encoded MB": last["bytes_up"] / 1e6})
-    return show("Compressed gradients on clustered regression, 400 rounds", table)
+    return show("Compressed gradients on clustered regression, 300 rounds", table)
 
 
 def digits() -> list[Row]:
@@ -150,10 +150,10 @@ def digits() -> list[Row]:
     table = []
     for personal in ("bias", "all"):
         for lam in (0.0, 1e-4, 1e-3, 1e-2):
-            last = run(problem, 150, personal=personal, lam=lam, **PLAIN).history[-1]
+            last = run(problem, 100, personal=personal, lam=lam, **PLAIN).history[-1]
             row = {"personal": personal, "lam": lam, "accuracy": last["personal_accuracy"]}
             table.append({**row, "clusters": last["clusters"]})
-    last = run(problem, 150, personal="none", **PLAIN).history[-1]
+    last = run(problem, 100, personal="none", **PLAIN).history[-1]
     table.append({"personal": "none (global)", "accuracy": last["personal_accuracy"]})
     return show("digits, two classes per client, 30 clients: personal accuracy", table)
 
