@@ -223,9 +223,9 @@ def real_data() -> list[Row]:
                 "sigma2/mu2": seen.reach,
                 "LocalGD tuned": tuned_local_gd(problem, optimum),
                 "gamma 1000, K=1": cost[1],
-                "best (K)": f"{cost[K]:g} ({K})",
+                "gamma 1000, best (K)": f"{cost[K]:g} ({K})",
                 "gamma 10, K=1": small[1],
-                "best (K) ": f"{small[k]:g} ({k})",
+                "gamma 10, best (K)": f"{small[k]:g} ({k})",
                 "outlook": seen.warning or "should pay",
             }
         )
