@@ -7,6 +7,7 @@ so who runs where, in which order, and after which restart does not change a bit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -64,7 +65,7 @@ class Turn:
 @dataclass(frozen=True)
 class Algorithm:
     """Base of all algorithms: frozen hyper-parameters and the functions below. A subclass must give
-    `broadcast`, `client_step` and `server_step`; the others have the usual default."""
+    `client_step` and `server_step`; the others have the usual default."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -159,7 +160,10 @@ def _typed(name: str, option: str, value: Any, kind: str) -> Any:
     lists for tuples, since that is how they are typed on a command line."""
     kind = kind.replace("PerClient", "float | tuple")
     if isinstance(value, list | tuple) and "tuple" in kind:
-        return tuple(float(v) for v in value)
+        try:
+            return _entries(value, kind.partition("tuple[")[2])
+        except (TypeError, ValueError):
+            raise SympruneError(f"{name}: {option} = {value!r} is not of type {kind}.") from None
     if isinstance(value, bool) or value is None:
         fits = ("bool" if isinstance(value, bool) else "None") in kind
     elif isinstance(value, int) and "int" not in kind and "float" in kind:
@@ -168,6 +172,14 @@ def _typed(name: str, option: str, value: Any, kind: str) -> Any:
         fits = type(value).__name__ in kind
     check(fits, f"{name}: {option} = {value!r} is not of type {kind}.")
     return value
+
+
+def _entries(values: Sequence[Any], inner: str) -> tuple[Any, ...]:
+    """A tuple whose entries are what its annotation says: whole numbers, words, tuples, floats."""
+    if inner.startswith("tuple["):
+        return tuple(_entries(v, inner.removeprefix("tuple[")) for v in values)
+    kind = int if inner.startswith("int") else str if inner.startswith("str") else float
+    return tuple(kind(v) for v in values)
 
 
 def given(value: T | None) -> T:

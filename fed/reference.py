@@ -35,7 +35,7 @@ def minimise(
         gradient = (a * problem.gradient(points)).mean(0)
         if float(gradient.norm()) < tolerance:
             break
-        step = torch.linalg.solve(_hessian(problem, points, a.square()), gradient)
+        step = torch.linalg.solve(hessian(problem, points, a.square()), gradient)
         size, before = 1.0, value(x)
         while size > 1e-8 and value(x - size * step) > before:
             size /= 2
@@ -51,7 +51,7 @@ def local_minimisers(problem: Problem) -> Tensor:
     return torch.stack(each)
 
 
-def _hessian(problem: Problem, points: Tensor, scale: Tensor) -> Tensor:
+def hessian(problem: Problem, points: Tensor, scale: Tensor) -> Tensor:
     """`mean_i scale_i hess f_i(points_i)`."""
     if isinstance(problem, Quadratic):
         return (scale.unsqueeze(-1) * problem.rows.x).mean(0)

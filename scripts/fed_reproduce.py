@@ -149,8 +149,8 @@ def sparse_mnist(report: Report) -> None:
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:3000]
     problem = make_problem(data.take(order), split="dirichlet:0.3", clients=30, l2=1e-3)
     L = problem.constants().L_max
-    grid = {"gamma": [1 / L, 3 / L], "p": [0.2]}
-    _sparse_tables(report, problem, SPARSE, grid, 40, (0.9, 0.98), (0.6, 0.7, 0.75))
+    grid = {"gamma": [1 / L, 3 / L, 6 / L], "p": [0.2]}
+    _sparse_tables(report, problem, SPARSE, grid, 80, (0.9, 0.98), (0.6, 0.7, 0.75))
 
 
 def blogfeedback(report: Report) -> None:

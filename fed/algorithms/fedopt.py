@@ -1,0 +1,65 @@
+"""Generalised FedAvg: local epochs of SGD, and a server optimiser on the clients' differences.
+
+An Expectation-Maximization Perspective on Federated Learning, section 2: hard EM with a Gaussian
+prior. A plain server step is FedAvg, `pull > 0` is FedProx, Adam at the server is FedAdam; it is
+the dense baseline of FedSparse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from symprune.fed.em_clients import EMMethod, remember, server_rate
+from symprune.fed.problem import Constants, Problem
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, register
+from symprune.fed.server_optimizers import ascend, moments
+
+
+@register
+@dataclass(frozen=True)
+class FedOpt(EMMethod):
+    """FedAvg whose server takes the sum of the clients' differences as a gradient."""
+
+    name = "fedopt"
+    paper = "An EM Perspective on Federated Learning, section 2; Reddi et al.: Adaptive FedOpt"
+    sends = "up: local model; down: model"
+    server_optimizer: str = "adam"
+    server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        super().prepare(constants)
+        cohort = self.cohort_size or constants.clients
+        return replace(self, server_lr=server_rate(self.server_optimizer, self.server_lr, cohort))
+
+    def server_init(self, x0: Tensor, turn: Turn) -> State:
+        return {"x": x0, **moments(x0, "x")}
+
+    def penalty(self, w: Tensor) -> Tensor | float:
+        """Gradient of a penalty on the local weights."""
+        return 0.0
+
+    def sent(self, w: Tensor) -> Tensor | Sent:
+        return w
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        x, stream = received["x"], turn.stream("batch")
+        w = x
+        for _ in range(self.epochs):
+            for rows, active in problem.epoch(stream, self.batch):
+                g = problem.gradient(w, rows) + self.pull * (w - x) + self.penalty(w)
+                w = torch.where(active.unsqueeze(1), w - self.lr * g, w)
+        sent = self.sent(w)
+        kept = sent.tensor if isinstance(sent, Sent) else sent
+        assert isinstance(kept, Tensor)
+        return remember(client, kept), {"w": sent}
+
+    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+        assert self.server_lr is not None
+        along = (replies["w"] - server["x"]).sum(0)
+        x, moved = ascend(self.server_optimizer, server["x"], along, server, "x", self.server_lr)
+        return {"x": x, **moved}

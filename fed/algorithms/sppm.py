@@ -1,0 +1,130 @@
+"""SPPM-AS (Cohort Squeeze): a cohort exchanges K local rounds before the next one is drawn.
+
+Thesis chapter 5, Algorithm 8: one global iteration is `x <- prox_{gamma f_S}(x)` with
+`f_S = sum_{i in S} f_i / (n p_i)`, solved in K local rounds from z = x. One gradient step with
+K = 1 is minibatch gradient descent; local steps with K = 1 and gamma = inf are LocalGD (FedAvg).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from symprune.fed.cohorts import SOLVER, CohortMethod, averaged
+from symprune.fed.problem import Constants, Problem
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
+from symprune.fed.prox_solvers import HUB_SOLVERS, Curvature, ProxSolver
+from symprune.fed.sampling import Sampling
+
+WORKERS = ("local-sgd", "local-adam")
+VALUE_NEEDED = ("cg", "lbfgs")
+MEMORY = 20  # pairs that L-BFGS remembers at most
+
+
+@register
+@dataclass(frozen=True)
+class SPPM(CohortMethod):
+    """Stochastic proximal point with any client sampling and K local rounds per cohort."""
+
+    name = "sppm-as"
+    paper = "Cohort Squeeze (thesis chapter 5), Algorithm 8: SPPM-AS"
+    sends = "up: gradient and loss, or local model; down: point; once, for strata: a sketch"
+    sampling: str = "stratified"
+    solver: str = "lbfgs"  # gd, agd, cg, lbfgs at the hub; local-sgd, local-adam at the clients
+    strict: bool = True  # K counts every question of a line search, else accepted steps only
+    step: float | None = None  # of gd and the first quasi-Newton step; of the local optimiser
+    local_steps: int = 5  # of local-sgd and local-adam, between two local rounds
+    batch: int | None = None  # rows per local step; None: all
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        """Fill in sizes and the clients' L_i, mu_i; a solver without them needs its step."""
+        solvers = (*HUB_SOLVERS, *WORKERS)
+        known = ", ".join(solvers)
+        check(self.solver in solvers, f"Unknown solver {self.solver!r}; choose from {known}.")
+        check(self.local_steps >= 1, f"local_steps = {self.local_steps} must be 1 or more.")
+        local = self.batch is None or self.solver in WORKERS
+        check(local, f"The solver {self.solver} asks for full gradients; drop the batch size.")
+        ready = self.completed(constants)
+        given = self.step is not None or (ready.L is not None and self.solver != "local-adam")
+        check(given, f"sppm-as with the solver {self.solver} needs the option step here.")
+        return ready
+
+    @property
+    def counts_questions(self) -> bool:
+        return self.strict
+
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        """The anchor x, remembered by a worker until its cohort is done; nothing otherwise."""
+        if self.solver not in WORKERS:
+            return {}
+        return {"x": torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)}
+
+    def begin(self, x: Tensor) -> State:
+        if self.solver in WORKERS:
+            return super().begin(x)
+        return self._solver(Curvature(1.0)).start(x)
+
+    def broadcast(self, server: State, turn: Turn) -> Message:
+        z = server[SOLVER + "z"]
+        return {"z": z, "first": server["asked"] == 0} if self.solver in WORKERS else {"z": z}
+
+    def work(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        z = received["z"]
+        if self.solver in WORKERS:
+            x = torch.where(received["first"].view(-1, 1), z, client["x"])
+            return {"x": x}, {"w": self._train(x, z, problem, turn)}
+        reply: Message = {"g": problem.gradient(z)}
+        if self.solver in VALUE_NEEDED:
+            reply["f"] = problem.value(z).unsqueeze(1)
+        return client, reply
+
+    def combine(
+        self, hub: State, x: Tensor, replies: Received, sampling: Sampling, cohort: Tensor
+    ) -> State:
+        weights = sampling.weights[cohort]
+        if self.solver in WORKERS:
+            return averaged(hub, replies["w"], weights)
+        away, weights = hub["z"] - x, weights.to(x.dtype)
+        gradient = weights @ replies["g"] + away / self.gamma
+        value = away @ away / (2 * self.gamma)
+        if self.solver in VALUE_NEEDED:
+            value = value + weights @ replies["f"].squeeze(1)
+        return self._solver(self._curvature(sampling, cohort)).tell(hub, value, gradient)
+
+    def _solver(self, known: Curvature) -> ProxSolver:
+        if self.solver == "lbfgs":
+            return HUB_SOLVERS["lbfgs"](known, min(MEMORY, self.local_rounds))
+        return HUB_SOLVERS[self.solver](known)
+
+    def _curvature(self, sampling: Sampling, cohort: Tensor) -> Curvature:
+        """`L_S = sum of L_i / (n p_i)` of this cohort plus 1/gamma, and the same of mu_i."""
+        if self.L is None or self.mu is None:
+            assert self.step is not None
+            return Curvature(self.step)
+        weights = sampling.weights[cohort]
+        L = float(weights @ torch.tensor(self.L, dtype=torch.float64)[cohort]) + 1 / self.gamma
+        mu = float(weights @ torch.tensor(self.mu, dtype=torch.float64)[cohort]) + 1 / self.gamma
+        return Curvature(self.step or 1 / L, L / mu if mu > 0 else 1.0)
+
+    def _train(self, x: Tensor, z: Tensor, problem: Problem, turn: Turn) -> Tensor:
+        """`local_steps` steps on `f_i + ||. - x||^2 / (2 gamma)` from z. The hub makes the weights
+        of the models sum to 1, so the pull to x is exact when those of the sampling do. The step is
+        the same for everyone, or clients with a larger one would count for more."""
+        stream, w = turn.stream("batch"), z
+        step = self.step or 1 / (max(self.L or (1.0,)) + 1 / self.gamma)
+        first, second = torch.zeros_like(w), torch.zeros_like(w)
+        for number in range(1, self.local_steps + 1):
+            rows = None if self.batch is None else problem.batch(stream, self.batch)
+            g = problem.gradient(w, rows) + (w - x) / self.gamma
+            if self.solver == "local-sgd":
+                w = w - step * g
+                continue
+            first = 0.9 * first + 0.1 * g
+            second = 0.999 * second + 0.001 * g.square()
+            size = (second / (1 - 0.999**number)).sqrt() + 1e-8
+            w = w - step * (first / (1 - 0.9**number)) / size
+        return w
