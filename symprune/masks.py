@@ -51,8 +51,8 @@ class Pattern:
 
 
 def removed(size: int, sparsity: float) -> int:
-    """`floor(size * sparsity)`, with the sparsity read as the decimal that was typed: 29 % of 100 is
-    29, although `100 * 0.29` is a little less in binary."""
+    """`floor(size * sparsity)`, with the sparsity read as the decimal that was typed: 29 % of 100
+    is 29, although `100 * 0.29` is a little less in binary."""
     if not 0 <= sparsity < 1:
         raise SympruneError(f"Sparsity {sparsity} is outside [0, 1).")
     return math.floor(size * Fraction(str(float(sparsity))))

@@ -1,0 +1,5 @@
+"""`python -m symprune`."""
+
+from symprune.cli import main
+
+main()

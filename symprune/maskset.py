@@ -1,0 +1,129 @@
+"""Masks as artifacts: save, load, apply to another checkpoint, compare, keep through fine-tuning.
+
+A `MaskSet` holds one bit per weight under the parameter's name, in the parameter's own layout, so
+it fits any copy of the architecture however it was loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symprune.errors import SympruneError
+from symprune.masks import count_true, pack_bits, unpack_bits
+
+FILE_NAME = "masks.safetensors"
+
+
+class MaskSet(Mapping[str, Tensor]):
+    """Parameter name -> boolean keep-mask; packed to bits inside."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, Tensor] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return unpack_bits(self._bits[name], self._shapes[name])
+
+    def __setitem__(self, name: str, keep: Tensor) -> None:
+        self._bits[name] = pack_bits(keep)
+        self._shapes[name] = tuple(keep.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bits)
+
+    def __len__(self) -> int:
+        return len(self._bits)
+
+    def sparsity(self, name: str | None = None) -> float:
+        """Fraction pruned, of one parameter or of all that have a mask."""
+        names = list(self) if name is None else [name]
+        size = sum(torch.Size(self._shapes[n]).numel() for n in names)
+        kept = sum(int(count_true(self[n].flatten())) for n in names)
+        return 1 - kept / size if size else 0.0
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file (to `masks.safetensors` when given a folder)."""
+        from safetensors.torch import save_file
+
+        shapes = json.dumps({name: list(shape) for name, shape in self._shapes.items()})
+        save_file(self._bits, _file(path), metadata={"shapes": shapes, "format": "symprune-masks"})
+
+    @classmethod
+    def load(cls, path: str | Path) -> MaskSet:
+        """Read what `save` wrote, from the file or the folder it is in."""
+        from safetensors import SafetensorError, safe_open
+
+        file, masks = _file(path), cls()
+        try:
+            with safe_open(file, framework="pt") as opened:
+                shapes = json.loads((opened.metadata() or {}).get("shapes", "null"))
+                if shapes is None:
+                    raise SympruneError(f"{file} holds no masks.")
+                for name, shape in shapes.items():
+                    masks._bits[name] = opened.get_tensor(name)
+                    masks._shapes[name] = tuple(shape)
+        except FileNotFoundError as error:
+            raise SympruneError(f"There are no masks at {file}.") from error
+        except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            raise SympruneError(f"The mask file {file} is corrupt: {error}.") from error
+        return masks
+
+    @classmethod
+    def of(cls, model: nn.Module) -> MaskSet:
+        """The masks a pruned model carries in its zeros."""
+        from symprune.models import find_layout
+
+        masks = cls()
+        for matrix in find_layout(model).all_matrices():
+            if matrix.parameter_name not in masks:
+                masks[matrix.parameter_name] = matrix.parameter.data != 0
+        return masks
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module) -> None:
+        """Set to zero in `model` what these masks prune. Call it again to re-apply."""
+        parameters = dict(model.named_parameters())
+        for name in self:
+            if name not in parameters:
+                raise SympruneError(f"The model has no parameter {name} for the mask.")
+            if tuple(parameters[name].shape) != self._shapes[name]:
+                raise SympruneError(
+                    f"The mask of {name} is {self._shapes[name]}, "
+                    f"the parameter {tuple(parameters[name].shape)}."
+                )
+        for name, keep in self.items():
+            parameters[name].masked_fill_(~keep.to(parameters[name].device), 0)
+
+    def overlap(self, other: MaskSet) -> dict[str, float]:
+        """Per parameter, the kept weights in common as a fraction of those kept by either."""
+        result = {}
+        for name in self:
+            if name in other:
+                mine, theirs = self[name], other[name]
+                union = int(count_true((mine | theirs).flatten()))
+                result[name] = int(count_true((mine & theirs).flatten())) / union if union else 1.0
+        return result
+
+    def trainer_callback(self) -> Any:
+        """A transformers `TrainerCallback` that keeps zeros zero while fine-tuning."""
+        from transformers import TrainerCallback
+
+        masks = self
+
+        class KeepZeros(TrainerCallback):
+            """Re-applies the masks after every optimizer step."""
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                masks.apply(kwargs["model"])
+
+        return KeepZeros()
+
+
+def _file(path: str | Path) -> Path:
+    return Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)

@@ -1,0 +1,329 @@
+"""Weight + statistics -> score. One short pure function per criterion; the lowest scores are
+pruned.
+
+Thesis chapter 6 (SymWanda), Table 6.1 and sections 6.3.2-6.3.5, in PyTorch's orientation: `weight`
+is `[out, in]`, row `o` an output channel, column `i` an input channel. With x_i the l2 norm of
+input channel i and y_o that of output channel o over the calibration tokens, r_o = ||W_o:||_1 and
+c_i = ||W_:i||_1. (The thesis writes W as `[in, out]`: its rows are our columns.)
+
+To add a criterion, write a function and decorate it. Its positional arguments after `weight` name
+the statistics it needs, its keyword-only arguments are its parameters; the command line, recipes
+and sweeps find it by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.masks import drop_lowest
+
+STATISTICS = ("input_norm", "output_norm", "generator")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A scoring function, with what it needs and what it can be told."""
+
+    name: str
+    function: Callable[..., Tensor]
+    needs: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+    @property
+    def formula(self) -> str:
+        return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
+
+    def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """`params` with each value in its default's type; a name it does not take is an error."""
+        for name in params:
+            if name not in self.defaults:
+                takes = ", ".join(self.defaults) or "no parameters"
+                raise SympruneError(
+                    f"Method {self.name} has no parameter {name!r}; it takes {takes}."
+                )
+        return {name: _cast(self, name, value) for name, value in params.items()}
+
+    def __call__(
+        self, weight: Tensor, statistics: Mapping[str, Any], params: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        """Score `weight`, taking what is needed from `statistics`; always in fp32."""
+        arguments = [statistics[name] for name in self.needs]
+        return self.function(weight.float(), *arguments, **self.check(params or {}))
+
+
+_REGISTRY: dict[str, Criterion] = {}
+
+
+def criterion(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Register `function` under its name, with hyphens for underscores."""
+    made = _as_criterion(function)
+    _REGISTRY[made.name] = made
+    return function
+
+
+def _as_criterion(function: Callable[..., Tensor]) -> Criterion:
+    parameters = list(inspect.signature(function).parameters.values())
+    needs = tuple(p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD)
+    for need in needs:
+        if need not in STATISTICS:
+            raise SympruneError(
+                f"Criterion {function.__name__} asks for {need!r}; "
+                f"statistics are {', '.join(STATISTICS)}, parameters must be keyword-only."
+            )
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return Criterion(function.__name__.replace("_", "-"), function, needs, defaults)
+
+
+def available() -> dict[str, Criterion]:
+    """All registered criteria by name."""
+    return dict(_REGISTRY)
+
+
+def get(name: str) -> Criterion:
+    """The criterion called `name`, or the user's own as `module:function`."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    module, colon, attribute = name.partition(":")
+    if colon:
+        return _load(module, attribute)
+    near = get_close_matches(name, _REGISTRY, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_REGISTRY)}."
+    raise SympruneError(f"Unknown method {name!r}; {hint}")
+
+
+def _load(module: str, attribute: str) -> Criterion:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a console script does not look beside the user by itself
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SympruneError(f"Cannot load method {module}:{attribute}: {error}.") from error
+    if not callable(function):
+        raise SympruneError(f"Method {module}:{attribute} is not a function.")
+    made = _as_criterion(function)
+    return Criterion(f"{module}:{attribute}", made.function, made.needs, made.defaults)
+
+
+def _cast(owner: Criterion, name: str, value: Any) -> Any:
+    """`value`, perhaps a string from a command line, as the type of the parameter's default."""
+    default = owner.defaults[name]
+    try:
+        if isinstance(default, bool):
+            if str(value).lower() in ("true", "yes", "on", "1"):
+                return True
+            if str(value).lower() in ("false", "no", "off", "0"):
+                return False
+            raise ValueError
+        if isinstance(default, str):
+            return str(value)
+        if default is None and str(value).lower() == "none":
+            return None
+        return float(value)
+    except (TypeError, ValueError):
+        raise SympruneError(
+            f"Parameter {name} of method {owner.name} cannot be {value!r}."
+        ) from None
+
+
+def inverse(norm: Tensor) -> Tensor:
+    """1/norm, and 0 for a dead row or column: its weights are zero and score zero."""
+    return torch.where(norm > 0, 1 / norm, torch.zeros_like(norm))
+
+
+def _rows(weight: Tensor, p: float = 1.0) -> Tensor:
+    """||W_o:||_p as a column vector."""
+    return torch.linalg.vector_norm(weight, ord=p, dim=1, keepdim=True)
+
+
+def _columns(weight: Tensor, p: float = 1.0) -> Tensor:
+    """||W_:i||_p as a row vector."""
+    return torch.linalg.vector_norm(weight, ord=p, dim=0, keepdim=True)
+
+
+def _add(left: Tensor, right: Tensor, squared: bool) -> Tensor:
+    """left + right, or sqrt(left^2 + right^2): the objective with squared norms (appendix E.2)."""
+    return torch.hypot(left, right) if squared else left + right
+
+
+def _balanced(x: Tensor, y: Tensor, balance: float | None) -> tuple[Tensor, Tensor]:
+    """x and y as they are, or both brought to mean 1 and y weighted by `balance`."""
+    if balance is None:
+        return x, y
+    return x * inverse(x.mean()), y * (balance * inverse(y.mean()))
+
+
+@criterion
+def magnitude(weight: Tensor) -> Tensor:
+    """|W|"""
+    return weight.abs()
+
+
+@criterion
+def wanda(weight: Tensor, input_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """|W| x^alpha (Corollary 6.3.2; alpha = 1 is Wanda)"""
+    return weight.abs() * input_norm**alpha
+
+
+@criterion
+def owanda(weight: Tensor, output_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """|W| y^alpha (Corollary 6.3.3; inside one row the same order as magnitude)"""
+    return weight.abs() * output_norm.unsqueeze(1) ** alpha
+
+
+@criterion
+def symwanda_general(
+    weight: Tensor,
+    input_norm: Tensor,
+    output_norm: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    squared: bool = False,
+    balance: float | None = None,
+) -> Tensor:
+    """|W| (x^alpha + y^beta) (Lemma 6.3.1)
+
+    squared: |W| sqrt(x^2alpha + y^2beta), appendix E.2. balance: x and y are normalised to mean 1
+    in the layer and y is weighted by it; without it, as printed, the larger of the two scales
+    rules.
+    """
+    x, y = _balanced(input_norm**alpha, output_norm**beta, balance)
+    return weight.abs() * _add(x, y.unsqueeze(1), squared)
+
+
+@criterion
+def symwanda(
+    weight: Tensor,
+    input_norm: Tensor,
+    output_norm: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    squared: bool = False,
+    balance: float | None = None,
+) -> Tensor:
+    """|W| (x^alpha / c + y^beta / r) (Lemma 6.3.7, the general diagonal form)
+
+    squared and balance as for symwanda-general.
+    """
+    x, y = _balanced(input_norm**alpha, output_norm**beta, balance)
+    left = x * inverse(_columns(weight))
+    right = y.unsqueeze(1) * inverse(_rows(weight))
+    return weight.abs() * _add(left, right, squared)
+
+
+@criterion
+def symmetric(weight: Tensor, *, squared: bool = False) -> Tensor:
+    """|W| (||W_:i||_2 + ||W_o:||_2) (Corollary 6.3.4, weights alone)"""
+    return weight.abs() * _add(_columns(weight, 2), _rows(weight, 2), squared)
+
+
+@criterion
+def ri(weight: Tensor) -> Tensor:
+    """|W| (1/c + 1/r) (Theorem 6.3.5, relative importance)"""
+    return weight.abs() * (inverse(_columns(weight)) + inverse(_rows(weight)))
+
+
+@criterion
+def ria(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """|W| (1/c + 1/r) x^alpha (Lemma 6.3.6; alpha = 0.5 is best on the thesis's models)"""
+    return ri(weight) * input_norm**alpha
+
+
+@criterion
+def col_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """|W| / c x^alpha (Table 6.3, half of RIA)"""
+    return weight.abs() * inverse(_columns(weight)) * input_norm**alpha
+
+
+@criterion
+def row_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """|W| / r x^alpha (Table 6.3, the other half of RIA)"""
+    return weight.abs() * inverse(_rows(weight)) * input_norm**alpha
+
+
+_STRATEGIES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "s1": lambda w, c, r: w * (inverse(c) + inverse(r)),
+    "s2": lambda w, c, r: w * inverse(c + r),
+    "s3": lambda w, c, r: w * (c + r),
+    "s4": lambda w, c, r: w * inverse(inverse(c) + inverse(r)),
+}
+
+
+@criterion
+def lp(
+    weight: Tensor,
+    input_norm: Tensor,
+    *,
+    p: float = 1.0,
+    strategy: str = "s1",
+    alpha: float = 0.5,
+) -> Tensor:
+    """|W| (1/||W_:i||_p + 1/||W_o:||_p) x^alpha (Eq. 6.3; p = 1 is RIA, p = 0 counts non-zeros)
+
+    strategy (appendix E.3.3): s1 as above, s2 |W| / (c+r), s3 |W| (c+r), s4 |W| / (1/c + 1/r).
+    """
+    if p not in (0, 1, 2, 3, 4, torch.inf):
+        raise SympruneError(f"Method lp takes p = 0, 1, 2, 3, 4 or inf, not {p:g}.")
+    if strategy.lower() not in _STRATEGIES:
+        raise SympruneError(f"Method lp takes strategy s1, s2, s3 or s4, not {strategy!r}.")
+    reweight = _STRATEGIES[strategy.lower()]
+    return reweight(weight.abs(), _columns(weight, p), _rows(weight, p)) * input_norm**alpha
+
+
+@criterion
+def stochria(
+    weight: Tensor,
+    input_norm: Tensor,
+    generator: torch.Generator,
+    *,
+    alpha: float = 0.5,
+    beta: float = 0.1,
+    sampling: str = "independent",
+) -> Tensor:
+    """|W| (1/||W_{S_i,i}||_1 + 1/||W_{o,S_o}||_1) x^alpha (Eq. 6.4, sums over random subsets)
+
+    Each subset has tau = max(1, round(beta min(out, in))) entries, without replacement. sampling:
+    `independent` draws one per row and one per column, as the formula says; `shared` draws one set
+    of columns for all rows and one set of rows for all columns, which is a gather and much faster.
+    """
+    if not 0 < beta <= 1:
+        raise SympruneError(f"Method stochria takes beta in (0, 1], not {beta:g}.")
+    magnitudes = weight.abs()
+    tau = max(1, round(beta * min(weight.shape)))
+    if sampling == "independent":
+        rows = _sampled_sum(magnitudes, tau, generator)
+        columns = _sampled_sum(magnitudes.T, tau, generator)
+    elif sampling == "shared":
+        out_channels, in_channels = weight.shape
+        some_columns = torch.randperm(in_channels, generator=generator)[:tau].to(weight.device)
+        some_rows = torch.randperm(out_channels, generator=generator)[:tau].to(weight.device)
+        rows = magnitudes[:, some_columns].sum(1)
+        columns = magnitudes[some_rows].sum(0)
+    else:
+        raise SympruneError(
+            f"Method stochria takes sampling independent or shared, not {sampling!r}."
+        )
+    return magnitudes * (inverse(columns) + inverse(rows).unsqueeze(1)) * input_norm**alpha
+
+
+def _sampled_sum(matrix: Tensor, tau: int, generator: torch.Generator) -> Tensor:
+    """The sum of `tau` entries of each row, drawn without replacement: those with the highest of as
+    many random keys. Keys are drawn on the CPU, so every device samples the same."""
+    keys = torch.rand(matrix.shape, generator=generator)
+    chosen = drop_lowest(keys, matrix.shape[1] - tau).to(matrix.device)
+    return (matrix * chosen).sum(1)
+
+
+_REGISTRY["symwanda-diag"] = _REGISTRY["symwanda"]  # the name the table of methods uses

@@ -1,0 +1,247 @@
+"""Running a model block by block: embed the tokens, measure a block while dense, move on once
+pruned.
+
+One copy of the hidden states exists, `[samples, tokens, width]`, overwritten in place as the walk
+goes on. Samples pass one at a time, so a result never depends on how they were batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from symprune.errors import SympruneError
+from symprune.models import Layout, Matrix, device_of, is_experts
+from symprune.stats import ChannelStats
+
+Tick = Callable[[int], None]
+BlockInputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class _Captured(Exception):
+    """Raised out of the model's forward once the blocks' inputs are known."""
+
+
+class Activations:
+    """The hidden states in front of the next block, and what else each block's forward takes."""
+
+    def __init__(self, hidden: Tensor, inputs: list[BlockInputs]) -> None:
+        self.hidden = hidden
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return self.hidden.shape[0]
+
+    def run(self, index: int, block: nn.Module, sample: int) -> Tensor:
+        """The output of block `index` for one sample."""
+        device = device_of(block)
+        args, kwargs = _to(self.inputs[index], device)
+        out = block(self.hidden[sample : sample + 1].to(device), *args, **kwargs)
+        return out[0] if isinstance(out, tuple) else out
+
+    def advance(self, index: int, block: nn.Module, tick: Tick = lambda _: None) -> None:
+        """Replace the hidden states by what the block makes of them."""
+        for sample in range(len(self)):
+            self.hidden[sample : sample + 1] = self.run(index, block, sample).to(self.hidden.device)
+            tick(sample)
+
+
+@contextmanager
+def ready(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, experts computed one by one; all put back afterwards."""
+    training = model.training
+    config = getattr(model, "config", None)
+    experts = getattr(config, "_experts_implementation", None)
+    fused = any(is_experts(module) for module in model.modules())
+    model.eval()
+    try:
+        if fused and config is not None:
+            config._experts_implementation = "eager"
+        with torch.no_grad():
+            yield
+    finally:
+        if fused and config is not None:
+            config._experts_implementation = experts
+        model.train(training)
+
+
+def embed(layout: Layout, tokens: Tensor, tick: Tick = lambda _: None) -> Activations:
+    """Run everything in front of the first block on `tokens` (`[samples, length]`)."""
+    first, inputs = _capture_all(layout, tokens[:1])
+    hidden = torch.empty((len(tokens), *first.shape[1:]), dtype=first.dtype, device=first.device)
+    hidden[:1] = first
+    tick(0)
+    for sample in range(1, len(tokens)):
+        hidden[sample : sample + 1] = _capture_first(layout, tokens[sample : sample + 1])
+        tick(sample)
+    return Activations(hidden, inputs)
+
+
+def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs]]:
+    """The hidden state in front of the first block, and every block's other arguments.
+
+    The blocks are passed over, not run. Most models take a block's output as it is, some index the
+    tuple it returns: where indexing a tensor has eaten a dimension, the pass is repeated with
+    tuples.
+    """
+    for as_tuple in (False, True):
+        seen: list[Tensor] = []
+        inputs: list[BlockInputs] = []
+
+        def passed_over(
+            *args: Any,
+            seen: list[Tensor] = seen,
+            inputs: list[BlockInputs] = inputs,
+            as_tuple: bool = as_tuple,
+            **kwargs: Any,
+        ) -> Any:
+            hidden, rest, kwargs = _split(args, kwargs)
+            seen.append(hidden)
+            inputs.append((rest, kwargs))
+            if len(seen) == len(layout.blocks) or hidden.shape != seen[0].shape:
+                raise _Captured
+            return (hidden, None) if as_tuple else hidden
+
+        _forward(layout, tokens, passed_over, list(layout.blocks))
+        if len(seen) == len(layout.blocks) and seen[-1].shape == seen[0].shape:
+            return seen[0], inputs
+    raise SympruneError(
+        f"{type(layout.model).__name__} does not pass its hidden states through {layout.prefix} "
+        "one block after the other, so it cannot be walked."
+    )
+
+
+def _capture_first(layout: Layout, tokens: Tensor) -> Tensor:
+    caught: list[Tensor] = []
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        caught.append(_split(args, kwargs)[0])
+        raise _Captured
+
+    _forward(layout, tokens, stop, [layout.blocks[0]])
+    return caught[0]
+
+
+def _forward(
+    layout: Layout, tokens: Tensor, stand_in: Callable[..., Any], blocks: list[nn.Module]
+) -> None:
+    """Run the model with the forward of `blocks` replaced, until it has captured what it wanted."""
+    for block in blocks:
+        block.forward = stand_in  # type: ignore[method-assign]
+    try:
+        device = layout.model.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
+        layout.model(input_ids=tokens.to(device), use_cache=False)
+    except _Captured:
+        pass
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _split(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return args[0], args[1:], kwargs
+    rest = dict(kwargs)
+    return rest.pop("hidden_states"), (), rest
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if type(value) in (tuple, list):
+        return type(value)(_to(item, device) for item in value)
+    if type(value) is dict:
+        return {key: _to(item, device) for key, item in value.items()}
+    return value
+
+
+class Collector(TorchFunctionMode):
+    """Measures the inputs (and outputs) of a block's matrices as its forward multiplies with them.
+
+    Products are recognised by the weight's address, so plain layers, `Conv1D` and experts' slices
+    are one case. Matrices that are given the same tensor (q/k/v, gate/up) share one object.
+    """
+
+    def __init__(
+        self, matrices: Iterable[Matrix], collect_in: Iterable[str], collect_out: Iterable[str]
+    ) -> None:
+        super().__init__()
+        self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
+        self.collect_in = frozenset(collect_in)
+        self.collect_out = frozenset(collect_out)
+        self.inputs: dict[str, ChannelStats] = {}
+        self.outputs: dict[str, ChannelStats] = {}
+        self._fed: list[tuple[Tensor, ChannelStats]] = []
+
+    def next_sample(self) -> None:
+        self._fed.clear()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        place = _OPERANDS.get(func)
+        if place is not None and len(args) > place[1]:
+            x, weight = args[place[0]], args[place[1]]
+            matrix = self.matrices.get(weight.data_ptr())
+            if matrix is not None:
+                with torch._C.DisableTorchFunction():
+                    self._record(matrix, x, result)
+        return result
+
+    def _record(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
+        if self.collect_in:
+            stats = self.inputs.get(matrix.name)
+            if stats is None:
+                stats = next((s for tensor, s in self._fed if tensor is x), None)
+                if stats is None:
+                    stats = ChannelStats(x.shape[-1], self.collect_in, x.device)
+                self.inputs[matrix.name] = stats
+            if all(s is not stats for _, s in self._fed):
+                stats.add(x)
+                self._fed.append((x, stats))
+        if self.collect_out:
+            if matrix.name not in self.outputs:
+                self.outputs[matrix.name] = ChannelStats(y.shape[-1], self.collect_out, y.device)
+            self.outputs[matrix.name].add(y)
+
+
+# function -> positions of (input, weight) among its arguments
+_OPERANDS: dict[Any, tuple[int, int]] = {
+    F.linear: (0, 1),
+    torch.addmm: (1, 2),
+    torch.matmul: (0, 1),
+    torch.Tensor.matmul: (0, 1),
+    torch.Tensor.__matmul__: (0, 1),
+}
+
+
+def collect(
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    matrices: list[Matrix],
+    collect_in: Iterable[str],
+    collect_out: Iterable[str],
+    tick: Tick = lambda _: None,
+) -> Collector:
+    """Run a block over all samples, measuring what goes into and out of its matrices."""
+    collector = Collector(matrices, collect_in, collect_out)
+    for sample in range(len(activations)):
+        collector.next_sample()
+        with collector:
+            activations.run(index, block, sample)
+        tick(sample)
+    return collector
