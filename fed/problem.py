@@ -7,6 +7,7 @@ for the stack runs alone on one machine. Constants L_i and mu_i feed the theorem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -65,8 +66,12 @@ class Constants:
     L: tuple[float, ...]
     mu: tuple[float, ...]
     sizes: tuple[int, ...]
-    dimension: int
+    layout: Layout
     L_mean: float | None = None  # smoothness of f itself, when known
+
+    @property
+    def dimension(self) -> int:
+        return self.layout.dimension
 
     @property
     def clients(self) -> int:
@@ -89,6 +94,11 @@ class Constants:
     @property
     def mu_min(self) -> float:
         return min(self.mu)
+
+    @property
+    def known(self) -> bool:
+        """Whether L_i and mu_i are known; they are not for networks."""
+        return all(math.isfinite(v) for v in (*self.L, *self.mu))
 
     @property
     def kappa_max(self) -> float:
@@ -180,7 +190,7 @@ class Problem:
         """L_i (spectral bound), mu_i = l2, sizes; L of the mean from all rows together."""
         if not hasattr(self.loss, "smoothness"):
             unknown = (float("nan"),) * self.clients
-            return Constants(unknown, unknown, tuple(self.counts.tolist()), self.dimension)
+            return Constants(unknown, unknown, tuple(self.counts.tolist()), self.layout)
         extra = self.l2 + 2 * self.nonconvex
         local = self.loss.smoothness(self.rows.x, self.rows.weights) + extra
         flat = self.rows.x.reshape(1, -1, self.rows.x.shape[-1])
@@ -189,7 +199,7 @@ class Problem:
             tuple(local.tolist()),
             (self.l2,) * self.clients,
             tuple(self.counts.tolist()),
-            self.dimension,
+            self.layout,
             float(together[0]) + extra,
         )
 
@@ -212,7 +222,7 @@ class Problem:
         return {f"personal_{k}": v for k, v in self._score(w, self.client_test).items()}
 
     def _score(self, w: Tensor, rows: Rows) -> dict[str, float]:
-        prediction, weights = self.loss.predict(w, rows.x), rows.weights
+        prediction, weights = self.loss.predict(w, rows.x), rows.weights.double()
         weights = weights / weights.sum(1, keepdim=True)
         if self.loss.task == "classification":
             return {"accuracy": float(((prediction == rows.y) * weights).sum(1).mean())}

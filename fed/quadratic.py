@@ -45,7 +45,7 @@ class Quadratic(Problem):
             tuple(eigenvalues[:, -1].tolist()),
             tuple(eigenvalues[:, 0].clamp_min(0).tolist()),
             self.sizes,
-            self.dimension,
+            self.layout,
             float(together[-1]),
         )
 
