@@ -178,7 +178,7 @@ class Problem:
         a mean times the client's total weight, and which clients still had rows (`[C]` bool)."""
         most = self.rows.y.shape[1]
         padding = (self.rows.weights == 0) * 2.0
-        order = (stream.uniform(most) + padding).argsort(1, stable=True)
+        order = (stream.uniform(most) + padding).argsort(dim=1, stable=True)
         total = self.rows.weights.sum(1, keepdim=True)
         for start in range(0, int(self.counts.max()), size):
             index = order[:, start : start + size]

@@ -66,7 +66,7 @@ class Stream:
 
     def permutation(self, size: int) -> Tensor:
         """A random order of `range(size)` per row, int64 `[rows, size]`."""
-        return self.uniform(size).argsort(1, stable=True)
+        return self.uniform(size).argsort(dim=1, stable=True)
 
     def generator(self) -> torch.Generator:
         """A torch generator seeded from the first row, for code that wants one."""
