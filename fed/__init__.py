@@ -1,31 +1,29 @@
 """Federated sparse training: the algorithms, the compressors and the engine that runs them.
 
-`simulate(build("sparse-proxskip", sparsity=0.9), make_problem("digits"), rounds=100)`. Names are
-resolved when first used; importing the package needs neither Flower nor transformers.
+    from symprune.fed import build, make_problem, simulate
+    result = simulate(build("sparse-proxskip", sparsity=0.9), make_problem("digits"), rounds=100)
+
+Importing the package needs neither Flower nor transformers nor matplotlib.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from symprune.fed.algorithms import ALGORITHMS, Algorithm, build
+from symprune.fed.data import load
+from symprune.fed.problem import Problem
+from symprune.fed.protocol import Sent, Turn
+from symprune.fed.simulate import Result, simulate
+from symprune.fed.tasks import make_problem
 
-_HOME = {
-    "ALGORITHMS": "algorithms",
-    "build": "algorithms",
-    "Algorithm": "protocol",
-    "Sent": "protocol",
-    "Turn": "protocol",
-    "Problem": "problem",
-    "make_problem": "tasks",
-    "load": "data",
-    "simulate": "simulate",
-    "Result": "simulate",
-}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"symprune.fed.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'symprune.fed' has no attribute {name!r}")
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Problem",
+    "Result",
+    "Sent",
+    "Turn",
+    "build",
+    "load",
+    "make_problem",
+    "simulate",
+]

@@ -205,7 +205,7 @@ def _read_idx(folder: Path, stem: str) -> np.ndarray:
             raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             dimensions = raw[3]
             shape = np.frombuffer(raw, ">u4", dimensions, 4).astype(int)
-            return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+            return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
     raise SympruneError(f"{folder} has no file {stem} or {stem}.gz.")
 
 

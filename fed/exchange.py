@@ -106,20 +106,21 @@ def merge(parts: list[Message]) -> Message:
     if len(parts) == 1:
         return parts[0]
     out: Message = {}
-    for name, first in parts[0].items():
-        pieces: list[Any] = [
-            p[name].tensor if isinstance(p[name], Sent) else p[name] for p in parts
-        ]  # type: ignore[union-attr]
-        ragged = isinstance(pieces[0], list)
-        joined = [t for piece in pieces for t in piece] if ragged else torch.cat(pieces)
-        if not isinstance(first, Sent):
-            out[name] = joined  # type: ignore[assignment]
-            continue
-        bits: int | Tensor | None = first.bits
+    for name in parts[0]:
+        pieces = [field if isinstance(field, Sent) else Sent(field) for field in _each(parts, name)]
+        first = pieces[0]
+        joined: Any = [row for piece in pieces for row in piece.tensor]
+        if isinstance(first.tensor, Tensor):
+            joined = torch.stack(joined)
+        bits: Any = first.bits
         if isinstance(bits, Tensor):
-            bits = torch.cat([p[name].bits for p in parts])  # type: ignore[union-attr, misc]
-        out[name] = Sent(joined, bits, first.table, first.each)
+            bits = torch.cat([torch.as_tensor(piece.bits) for piece in pieces])
+        out[name] = Sent(joined, bits, first.table)
     return out
+
+
+def _each(parts: list[Message], name: str) -> list[Tensor | Sent]:
+    return [part[name] for part in parts]
 
 
 def _bits(tensor: Tensor) -> int:

@@ -56,8 +56,11 @@ class Layout:
 class Loss(Protocol):
     """What a problem needs to know about its loss."""
 
-    layout: Layout
-    task: str  # "classification" or "regression"
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def task(self) -> str: ...  # "classification" or "regression"
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor: ...
 

@@ -8,7 +8,7 @@ so who runs where, in which order, and after which restart does not change a bit
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from symprune.errors import SympruneError
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.randomness import Stream
 
+T = TypeVar("T")
 State = dict[str, Tensor]
 Received = dict[str, Any]  # name -> stacked rows [C, ...], or a list of C tensors if sent ragged
 
@@ -120,6 +121,7 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+ALIASES = {"scaffnew": "proxskip"}
 
 
 def register(cls: type[Algorithm]) -> type[Algorithm]:
@@ -135,6 +137,7 @@ def register(cls: type[Algorithm]) -> type[Algorithm]:
 
 def build(name: str, **options: Any) -> Algorithm:
     """The algorithm of this name with these hyper-parameters; unknown ones are named."""
+    name = ALIASES.get(name, name)
     if name not in ALGORITHMS:
         known = ", ".join(sorted(ALGORITHMS))
         raise SympruneError(f"Unknown algorithm {name!r}; choose from {known}.")
@@ -148,6 +151,13 @@ def build(name: str, **options: Any) -> Algorithm:
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
     return cls(**options)
+
+
+def given(value: T | None) -> T:
+    """A hyper-parameter that may be None until `prepare` has filled it in."""
+    if value is None:
+        raise TypeError("An algorithm must be prepared before it runs.")
+    return value
 
 
 def per_client(value: float | tuple[float, ...], turn: Turn, like: Tensor) -> Tensor:

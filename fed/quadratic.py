@@ -31,6 +31,7 @@ class Quadratic(Problem):
 
     def value(self, w: Tensor, batch: Rows | None = None) -> Tensor:
         w = self._spread(w)
+        assert self.offset is not None
         return (w * (along(self.rows.x, w) / 2 - self.rows.y)).sum(1) + self.offset
 
     def gradient(self, w: Tensor, batch: Rows | None = None) -> Tensor:

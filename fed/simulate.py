@@ -22,6 +22,7 @@ from symprune.fed.exchange import Parcel, collect, merge
 from symprune.fed.ledger import Ledger
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
+from symprune.fed.threads import limited_threads
 
 Record = dict[str, Any]
 
@@ -66,6 +67,7 @@ def simulate(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     progress: bool = False,
+    threads: int = 1,
     stop: Callable[[Record], bool] | None = None,
 ) -> Result:
     """Run `rounds` turns and return the last states, the ledger and the history.
@@ -74,48 +76,54 @@ def simulate(
     goes on from that file if it exists, bit for bit. `stop(record)` may end the run early."""
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
-    algorithm = algorithm.prepare(problem.constants())
-    start = Turn(0, seed, problem.clients, torch.arange(problem.clients))
+    with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
+        algorithm = algorithm.prepare(problem.constants())
+        engine = _Engine(algorithm, problem, clients_at_once, wire)
+        state = _begin(algorithm, problem, seed, x0, checkpoint)
+        ledger = Ledger(**state.ledger)
+        goal = None if optimum is None else (optimum, problem.mean_value(optimum))
+
+        def record() -> Record:
+            numbers = _measure(algorithm, problem, state.server, state.client, goal)
+            state.history.append({"round": state.turn, **numbers, **ledger.totals()})
+            return state.history[-1]
+
+        if not state.history:
+            record()
+        while state.turn < rounds:
+            turn = Turn(state.turn, seed, problem.clients, torch.arange(problem.clients))
+            state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
+            state.turn += 1
+            last = state.turn == rounds
+            if last or state.turn % evaluate_every == 0:
+                entry = record()
+                advance(entry)
+                last = last or (stop is not None and stop(entry))
+            if checkpoint is not None and (last or state.turn % checkpoint_every == 0):
+                disk.save(checkpoint, state)
+            if last:
+                break
+        return Result(algorithm, state.server, state.client, ledger, state.history)
+
+
+def _begin(
+    algorithm: Algorithm, problem: Problem, seed: int, x0: Tensor | None, checkpoint: Path | None
+) -> disk.Snapshot:
+    """The state a run starts from: the checkpoint's if there is one, else the algorithm's."""
     x0 = problem.initial(seed) if x0 is None else x0.to(problem.dtype)
     if x0.shape != (problem.dimension,):
         raise SympruneError(
-            f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} values."
+            f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} parameters."
         )
     run = f"{algorithm!r} | {problem.name} | seed {seed} | d {problem.dimension} | {problem.dtype}"
-    engine = _Engine(algorithm, problem, clients_at_once, wire)
     if checkpoint is not None and checkpoint.exists():
-        state = _resumed(checkpoint, run)
-    else:
-        server, client = algorithm.server_init(x0, start), algorithm.client_init(problem, start)
-        state = disk.Snapshot(run, 0, server, client, Ledger.empty(problem.clients).state(), [])
-    ledger = Ledger(**state.ledger)
-    goal = None if optimum is None else (optimum, problem.mean_value(optimum))
-
-    def record(turn: int) -> Record:
-        numbers = _measure(algorithm, problem, state.server, state.client, goal)
-        entry = {"round": turn, **numbers, **ledger.totals()}
-        state.history.append(entry)
-        return entry
-
-    if not state.history:
-        record(0)
-    with _bar(progress, algorithm.name, rounds, state.turn) as advance:
-        while state.turn < rounds:
-            turn = Turn(state.turn, seed, problem.clients, start.clients)
-            state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
-            state.turn += 1
-            done = False
-            if state.turn % evaluate_every == 0 or state.turn == rounds:
-                entry = record(state.turn)
-                done = stop is not None and stop(entry)
-                advance(entry)
-            if checkpoint is not None and (
-                state.turn % checkpoint_every == 0 or state.turn == rounds or done
-            ):
-                disk.save(checkpoint, state)
-            if done:
-                break
-    return Result(algorithm, state.server, state.client, ledger, state.history)
+        state = disk.load(checkpoint)
+        if state.run != run:
+            raise SympruneError(f"Checkpoint {checkpoint} belongs to another run: {state.run}.")
+        return state
+    turn = Turn(0, seed, problem.clients, torch.arange(problem.clients))
+    server, client = algorithm.server_init(x0, turn), algorithm.client_init(problem, turn)
+    return disk.Snapshot(run, 0, server, client, Ledger.empty(problem.clients).state(), [])
 
 
 @dataclass
@@ -223,15 +231,8 @@ def _measure(
     return out
 
 
-def _resumed(path: Path, run: str) -> disk.Snapshot:
-    state = disk.load(path)
-    if state.run != run:
-        raise SympruneError(f"Checkpoint {path} belongs to another run: {state.run}.")
-    return state
-
-
 @contextmanager
-def _bar(show: bool, name: str, rounds: int, done: int) -> Iterator[Callable[[Record], None]]:
+def _bar(show: bool, name: str, rounds: int) -> Iterator[Callable[[Record], None]]:
     if not show:
         yield lambda record: None
         return
@@ -245,7 +246,7 @@ def _bar(show: bool, name: str, rounds: int, done: int) -> Iterator[Callable[[Re
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[now]}")) as progress:
-        task = progress.add_task(name, total=rounds, completed=done, now="")
+        task = progress.add_task(name, total=rounds, now="")
 
         def advance(record: Record) -> None:
             shown = next((m for m in ("accuracy", "r2") if m in record), "loss")

@@ -18,7 +18,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return make_problem("digits", split="class:2", clients=5, client_test_share=0.2)
+    return make_problem("digits", split="class:2", clients=5, l2=0.1, client_test_share=0.2)
 
 
 def same(a: Result, b: Result) -> None:

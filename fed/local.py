@@ -1,0 +1,74 @@
+"""Pieces that local training shares: how many steps, which gradient, the client's own optimum."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from symprune.fed.problem import Constants, Problem
+from symprune.fed.protocol import Turn, check
+from symprune.fed.randomness import Stream
+
+
+def local_steps(p: float, turn: Turn, random: bool = True) -> int:
+    """Steps until the shared coin with P(heads) = p shows heads, or always `round(1/p)`.
+
+    The coin depends on seed and turn only, so every method sees the same sequence."""
+    if not random:
+        return max(1, round(1 / p))
+    if p >= 1:
+        return 1
+    u = float(turn.shared("coin").uniform(1))
+    return 1 + int(math.log1p(-u) / math.log1p(-p))
+
+
+def local_gradient(
+    problem: Problem, w: Tensor, batch: int | None, stream: Stream, clip: float | None = None
+) -> Tensor:
+    """Full gradient, or that of `batch` rows of each client; `clip` bounds each client's norm."""
+    g = problem.gradient(w, None if batch is None else problem.batch(stream, batch))
+    if clip is None:
+        return g
+    return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+
+
+def step_size(gamma: float | None, constants: Constants, name: str) -> float:
+    """The given step size, or 1/L_max when the problem's constants are known."""
+    if gamma is not None:
+        check(gamma > 0, f"{name}: gamma = {gamma} must be positive.")
+        return gamma
+    check(constants.known, f"{name} needs the option gamma: the problem's smoothness is unknown.")
+    return 1 / constants.L_max
+
+
+def probability(p: float | None, gamma: float, constants: Constants, name: str) -> float:
+    """The given communication probability, or ProxSkip's `sqrt(gamma mu)`."""
+    if p is not None:
+        check(0 < p <= 1, f"{name}: p = {p} is outside (0, 1].")
+        return p
+    usable = constants.known and constants.mu_min > 0
+    check(usable, f"{name} needs the option p: the problem is not known to be strongly convex.")
+    return min(1.0, math.sqrt(gamma * constants.mu_min))
+
+
+def local_optimum(problem: Problem, tolerance: float, max_steps: int) -> Tensor:
+    """`argmin f_i` of every client, by Nesterov's method from 0 until `||grad f_i|| <= tolerance`.
+    A client that is done stands still, so the others do not change its result."""
+    constants = problem.constants()
+    check(constants.known, "A client's own optimum needs a problem with known smoothness.")
+    L = torch.tensor(constants.L, dtype=problem.dtype).unsqueeze(1)
+    mu = torch.tensor(constants.mu, dtype=problem.dtype).unsqueeze(1)
+    momentum = (L.sqrt() - mu.sqrt()) / (L.sqrt() + mu.sqrt())
+    x = torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)
+    y, going = x, torch.ones(problem.clients, 1, dtype=torch.bool)
+    for _ in range(max_steps):
+        g = problem.gradient(y)
+        going = going & (g.norm(dim=1, keepdim=True) > tolerance)
+        if not bool(going.any()):
+            break
+        ahead = y - g / L
+        y = torch.where(going, ahead + momentum * (ahead - x), y)
+        x = torch.where(going, ahead, x)
+    return y
