@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.losses import Module
-from symprune.fed.networks import mlp
+from symprune.fed.networks import he_mlp
 from symprune.fed.problem import Problem, stack_rows
 
 
@@ -43,21 +42,8 @@ def gaussian_classes(
             x = means[y] + generator.normal(size=(size, dimension))
             part.append((_tensor(x), _tensor(y)))
     name = f"gaussian classes ({'iid' if skew is None else skew}, {clients} clients, seed {seed})"
-    loss = Module(partial(scaled_mlp, (dimension,), classes, *widths))
+    loss = Module(partial(he_mlp, (dimension,), classes, *widths, gain=0.7))
     return Problem(loss, stack_rows(train), l2, client_test=stack_rows(test), name=name)
-
-
-def scaled_mlp(shape: tuple[int, ...], classes: int, *widths: int) -> nn.Module:
-    """An MLP with uniform weights of He's variance halved (times 0.7) and zero biases: torch's own
-    start is six times smaller in variance, and a half-empty network learns slowly from it."""
-    module = mlp(shape, classes, *widths)
-    layers = [m for m in module if isinstance(m, nn.Linear)]  # type: ignore[attr-defined]
-    for layer in layers:
-        gain = 3 if layer is layers[-1] else 6
-        bound = 0.7 * math.sqrt(gain / layer.in_features)
-        nn.init.uniform_(layer.weight, -bound, bound)
-        nn.init.zeros_(layer.bias)
-    return module
 
 
 def _tensor(a: np.ndarray) -> Tensor:
