@@ -15,8 +15,8 @@ def layer_macs(module: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
     macs: dict[str, int] = {}
 
     def count(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        places = output[0].numel() // layer.weight.shape[0]  # type: ignore[operator, union-attr]
-        macs[f"{name}.weight"] = layer.weight.numel() * places  # type: ignore[operator, union-attr]
+        weight = layer.get_parameter("weight")
+        macs[f"{name}.weight"] = weight.numel() * (output[0].numel() // len(weight))
 
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     hooks = [m.register_forward_hook(partial(count, n)) for n, m in layers]

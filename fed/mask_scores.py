@@ -93,6 +93,8 @@ def _module_norms(loss: Module, w: Tensor, x: Tensor) -> Norms:
 def _tokens(layer: nn.Module, x: Tensor) -> Tensor:
     """A layer's input as `[rows, tokens, channels of the matrix]`."""
     if isinstance(layer, nn.Conv2d):
+        if isinstance(layer.padding, str) or layer.groups != 1:
+            raise SympruneError("Activation scores know plain convolutions with numeric padding.")
         patches = nn.functional.unfold(
             x, layer.kernel_size, layer.dilation, layer.padding, layer.stride
         )

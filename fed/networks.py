@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ def mlp(shape: tuple[int, ...], classes: int, *widths: int) -> nn.Module:
     """Hidden layers of these widths (one of 64 by default) with ReLU."""
     sizes = [math.prod(shape), *(widths or (64,))]
     layers: list[nn.Module] = [nn.Flatten()]
-    for size, width in zip(sizes, sizes[1:], strict=False):
+    for size, width in pairwise(sizes):
         layers += [nn.Linear(size, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
@@ -69,11 +70,12 @@ def vgg11(shape: tuple[int, ...], classes: int) -> nn.Module:
     """VGG-11 for small images: eight 3x3 convolutions with GroupNorm and one linear layer."""
     (channels, side), prepare = _image(shape, smallest=32)
     layers: list[nn.Module] = list(prepare)
-    for width, pool in zip((64, 128, 256, 256, 512, 512, 512, 512), (1, 1, 0, 1, 0, 1, 0, 1)):
-        norm = nn.GroupNorm(NORM_GROUPS, width)
-        layers += [nn.Conv2d(channels, width, 3, padding=1), norm, nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] * pool
-        channels = width
+    for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for width in stage:
+            norm = nn.GroupNorm(NORM_GROUPS, width)
+            layers += [nn.Conv2d(channels, width, 3, padding=1), norm, nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * (side // 32) ** 2, classes))
 
 
@@ -132,9 +134,7 @@ def network(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     return lambda shape, classes: NETWORKS[kind](shape, classes, *map(int, widths))
 
 
-def _image(
-    shape: tuple[int, ...], smallest: int
-) -> tuple[tuple[int, int], tuple[nn.Module, ...]]:
+def _image(shape: tuple[int, ...], smallest: int) -> tuple[tuple[int, int], tuple[nn.Module, ...]]:
     """Channels and side of the image a row is after the modules that make it one."""
     prepare: tuple[nn.Module, ...] = ()
     if len(shape) == 1:

@@ -32,7 +32,8 @@ def gaussian_classes(
         raise SympruneError(f"The label skew {skew} must be positive.")
     generator = np.random.default_rng(seed)
     means = generator.normal(0, spread, (classes, dimension))
-    train, test = [], []
+    train: list[tuple[Tensor, Tensor]] = []
+    test: list[tuple[Tensor, Tensor]] = []
     for _ in range(clients):
         prior = np.full(classes, 1 / classes)
         if skew is not None:

@@ -66,9 +66,7 @@ def layers(rounds: int = 60, seeds: int = 3) -> Rows:
     for rule, keep in (("full", 1.0), ("opu3", 0.9), ("opu2", 0.9), ("lowerb", 0.9)):
         found: dict[str, Any] = {"layers": rule, "keep": keep}
         for split in SPLITS:
-            found[split], parameters, share = measure(
-                split, rounds, seeds, layers=rule, keep=keep
-            )
+            found[split], parameters, share = measure(split, rounds, seeds, layers=rule, keep=keep)
         rows.append({**found, "uplink parameters": parameters, "uplink layers": share})
     return show(f"FedP3: accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
@@ -119,9 +117,7 @@ def privacy(seeds: int = 3) -> Rows:
             values = []
             for seed in range(seeds):
                 problem = make_problem(data, clients=4, l2=0.0, seed=seed)
-                algorithm = build(
-                    "ldp-fedp3", epsilon=target, delta=1e-4, gamma=2.0, sketch=sketch
-                )
+                algorithm = build("ldp-fedp3", epsilon=target, delta=1e-4, gamma=2.0, sketch=sketch)
                 result = simulate(algorithm, problem, 150, seed=seed, evaluate_every=150)
                 values.append(result.history[-1]["accuracy"])
             found["d/n coordinates each" if sketch else "all coordinates, mean"] = spread(values)

@@ -34,6 +34,7 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
+    given,
     register,
     sample,
 )
@@ -81,8 +82,7 @@ class FedP3(Algorithm):
 
     def assigned(self, turn: Turn) -> State:
         """L_i, drawn once from the seed by server and client alike."""
-        assert self.shapes is not None
-        layers = layer_numbers(self.shapes)[-1] + 1
+        layers = layer_numbers(given(self.shapes))[-1] + 1
         return {"owned": assign(self.layers, layers, turn.stream("layers"))}
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
@@ -96,9 +96,8 @@ class FedP3(Algorithm):
 
     def mask(self, owned: Tensor, turn: Turn, x: Tensor | None = None) -> Tensor:
         """P_i of this round; with `fixed_mask` that of the first."""
-        assert self.shapes is not None
         stream = (replace(turn, number=0) if self.fixed_mask else turn).stream("prune")
-        return prune_mask(self.prune, self.keep, self.shapes, owned, stream, x)
+        return prune_mask(self.prune, self.keep, given(self.shapes), owned, stream, x)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         """Values only where both sides know the mask; by magnitude, the mask as well."""
@@ -112,43 +111,40 @@ class FedP3(Algorithm):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        assert self.shapes is not None
         owned = client["owned"]
         mask = received["mask"] if self.prune == "magnitude" else self.mask(owned, turn)
         u = spread(mask, torch.cat([v.flatten() for v in received["values"]]))
-        mine = by_weight(owned, self.shapes)
+        mine = by_weight(owned, given(self.shapes))
         batches, ratios = turn.stream("batch"), turn.stream("ratio")
         local = turn.stream("local")
         for _ in range(self.steps):
             effective = mask
             if self.local_prune != "fixed":
                 q = self.q_min + (1 - self.q_min) * ratios.uniform(1)
-                effective = mask & local_mask(self.local_prune, q, self.shapes, owned, local)
+                effective = mask & local_mask(self.local_prune, q, given(self.shapes), owned, local)
             g = problem.gradient(u * effective, problem.batch(batches, self.batch))
             u = u - self.lr * g * (effective if self.train_unassigned else mine)
         return client, {"layers": Sent([row[own] for row, own in zip(u, mine, strict=True)])}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`W^l <- sum_i alpha_i^l U_i^l` over the clients that sent layer l."""
-        assert self.shapes is not None
         owned, x = server["owned"][turn.clients], server["x"]
-        mine = by_weight(owned, self.shapes)
+        mine = by_weight(owned, given(self.shapes))
         u = spread(mine, torch.cat([v.flatten() for v in replies["layers"]]))
-        alpha = by_weight(self.weights(u - x, owned), self.shapes).to(x.dtype)
+        alpha = by_weight(self.weights(u - x, owned), given(self.shapes)).to(x.dtype)
         mean = (alpha * u).sum(0)
         return {**server, "x": torch.where(mine.any(0), mean, x)}
 
     def weights(self, update: Tensor, owned: Tensor) -> Tensor:
         """alpha `[C, layers]`: equal (simple), by the number of layers a client trains (weighted),
         or by `-||U_i^l - W^l|| / temperature` (attention)."""
-        assert self.shapes is not None
         theta = torch.zeros(owned.shape, dtype=torch.float64)
         if self.aggregation == "weighted":
             theta = theta + owned.sum(1, keepdim=True).double().log()
         elif self.aggregation == "attention":
             squares = torch.zeros_like(theta)
-            parts = update.double().split([math.prod(shape) for shape in self.shapes], 1)
-            for number, part in zip(layer_numbers(self.shapes), parts, strict=True):
+            parts = update.double().split([math.prod(shape) for shape in given(self.shapes)], 1)
+            for number, part in zip(layer_numbers(given(self.shapes)), parts, strict=True):
                 squares[:, number] += part.square().sum(1)
             theta = -squares.sqrt() / self.temperature
         return layer_weights(theta, owned)

@@ -21,7 +21,17 @@ from symprune.fed.layer_masks import spread
 from symprune.fed.local import step_size
 from symprune.fed.privacy import closed_form_multiplier, noise_multiplier
 from symprune.fed.problem import Constants, Problem, Rows
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    Algorithm,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    given,
+    register,
+)
 from symprune.fed.randomness import Stream
 from symprune.masks import keep_largest
 
@@ -91,8 +101,7 @@ class FedP3Sketch(PermutationUpload):
     ) -> tuple[State, Message]:
         mask = self.pruning(problem.dimension, turn)
         w = spread(mask, received["values"])
-        assert self.gamma is not None
-        return client, self.reply(w - self.gamma * problem.gradient(w) * mask, turn)
+        return client, self.reply(w - given(self.gamma) * problem.gradient(w) * mask, turn)
 
 
 @register
@@ -137,12 +146,12 @@ class LdpFedP3(PermutationUpload):
             turn.number < self.iterations,
             f"ldp-fedp3: the privacy budget is for {self.iterations} steps and is spent.",
         )
-        assert self.gamma is not None and self.multiplier is not None
         w = received["x"]
         g = clipped_gradient(problem, w, self.batch, self.clip, self.stream("batch", turn))
-        sigma = self.multiplier * self.clip / self.batch
+        sigma = given(self.multiplier) * self.clip / self.batch
         noise = self.stream("noise", turn).normal(problem.dimension).to(w.dtype)
-        return client, self.reply(w - self.gamma * (g + sigma * noise + penalty(problem, w)), turn)
+        step = given(self.gamma) * (g + sigma * noise + penalty(problem, w))
+        return client, self.reply(w - step, turn)
 
     def stream(self, purpose: str, turn: Turn) -> Stream:
         if not self.private_randomness:

@@ -27,7 +27,17 @@ from symprune.fed.layer_masks import (
 from symprune.fed.local_epochs import LocalEpochs, train
 from symprune.fed.mask_scores import calibration_rows, weight_scores
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    Algorithm,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    given,
+    register,
+)
 
 SEARCHES = ("dst", "rsm", "score")
 GROWTHS = ("gradient", "random")
@@ -74,9 +84,8 @@ class FedSpa(LocalEpochs):
 
     def first_masks(self, turn: Turn) -> Tensor:
         """The random start, which both sides make from the seed: `[C, d]`."""
-        assert self.layer_sizes is not None and self.layer_ones is not None
         stream = turn.stream("mask") if self.different_masks else turn.shared("mask")
-        mask = random_mask(self.layer_sizes, self.layer_ones, stream)
+        mask = random_mask(given(self.layer_sizes), given(self.layer_ones), stream)
         return mask.expand(len(turn.clients), -1).contiguous()
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
@@ -119,15 +128,13 @@ class FedSpa(LocalEpochs):
 
     def pick(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """Each client's highest-scoring weights of the dense model `x`."""
-        assert self.layer_sizes is not None and self.layer_ones is not None
         rows = calibration_rows(problem, turn.stream("search"), self.search_batch)
         score = weight_scores(self.mask_score, problem, x, rows, turn.stream("score"))
-        return best_mask(score, self.layer_sizes, self.layer_ones)
+        return best_mask(score, given(self.layer_sizes), given(self.layer_ones))
 
     def next_mask(self, mask: Tensor, w: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """Algorithm 2: in every sparse layer the `ceil(alpha_t ones)` lowest scores go, and as many
         weights with the largest dense gradient (or any, `grow="random"`) come."""
-        assert self.layer_sizes is not None and self.layer_ones is not None
         rate = self.annealed(turn)
         if rate == 0:
             return mask
@@ -138,12 +145,10 @@ class FedSpa(LocalEpochs):
             come = plain.gradient(w, rows).abs()
         else:
             come = turn.stream("grow").uniform(w.shape[1])
-        sizes = list(self.layer_sizes)
+        sizes = list(given(self.layer_sizes))
         parts = []
-        layers = zip(
-            mask.split(sizes, 1), keep.split(sizes, 1), come.split(sizes, 1), strict=True
-        )
-        for (m, k, g), ones in zip(layers, self.layer_ones, strict=True):
+        layers = zip(mask.split(sizes, 1), keep.split(sizes, 1), come.split(sizes, 1), strict=True)
+        for (m, k, g), ones in zip(layers, given(self.layer_ones), strict=True):
             dense = ones == m.shape[1]
             count = math.ceil(rate * ones)
             parts.append(m if dense else prune_and_regrow(m, k, g, count, self.exclude_pruned))

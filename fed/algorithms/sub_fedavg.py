@@ -20,7 +20,17 @@ from symprune.fed.layer_masks import layer_ones, spread
 from symprune.fed.local_epochs import LocalEpochs, train
 from symprune.fed.mask_scores import calibration_rows, weight_scores
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    Algorithm,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    given,
+    register,
+)
 from symprune.masks import drop_lowest
 
 
@@ -30,7 +40,9 @@ class SubFedAvg(LocalEpochs):
     """Personal masks that shrink from dense to a target, each weight averaged by its keepers."""
 
     name = "sub-fedavg"
-    paper = "Vahidian et al.: Personalized federated learning by structured and unstructured pruning"
+    paper = (
+        "Vahidian et al.: Personalized federated learning by structured and unstructured pruning"
+    )
     sends = "up: model on the new mask, pruned positions; down: model on the mask"
     density: float = 0.5
     prune_step: float = 0.05
@@ -89,11 +101,10 @@ class SubFedAvg(LocalEpochs):
 
     def pruned(self, mask: Tensor, score: Tensor) -> Tensor:
         """Every client's mask without the lowest 5 % of each layer, not beyond the target."""
-        assert self.layer_sizes is not None and self.layer_ones is not None
-        sizes = list(self.layer_sizes)
+        sizes = list(given(self.layer_sizes))
         parts = []
         for m, s, target in zip(
-            mask.split(sizes, 1), score.split(sizes, 1), self.layer_ones, strict=True
+            mask.split(sizes, 1), score.split(sizes, 1), given(self.layer_ones), strict=True
         ):
             rows = []
             for own, rated in zip(m, s.masked_fill(~m, torch.inf), strict=True):

@@ -186,9 +186,7 @@ def test_the_masks_of_a_fixed_mechanism_do_not_change(problem: Problem) -> None:
     owned = assign("lowerb", 4, stream())
     for fixed in (True, False):
         algorithm = prepared(problem, fixed_mask=fixed, keep=0.5)
-        same = torch.equal(
-            algorithm.mask(owned, everyone(1)), algorithm.mask(owned, everyone(5))
-        )
+        same = torch.equal(algorithm.mask(owned, everyone(1)), algorithm.mask(owned, everyone(5)))
         assert same == fixed
 
 

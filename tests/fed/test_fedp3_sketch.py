@@ -162,7 +162,9 @@ def test_the_noise_in_a_step_is_gamma_times_sigma(softmax: Problem) -> None:
 def test_batches_are_poisson_with_the_expected_size(softmax: Problem) -> None:
     ones = replace(softmax, loss=_CountingLoss())
     w = torch.zeros(4, 1, dtype=torch.float64)
-    sizes = [clipped_gradient(ones, w, 64, 1e9, turn(t, 4).stream("batch"))[:, 0] for t in range(99)]
+    sizes = [
+        clipped_gradient(ones, w, 64, 1e9, turn(t, 4).stream("batch"))[:, 0] for t in range(99)
+    ]
     drawn = 64 * torch.stack(sizes)
     assert float(drawn.mean()) == pytest.approx(64, rel=0.05)
     rate = 64 / float(softmax.counts[0])
@@ -215,7 +217,12 @@ def test_the_accountant_returns_its_reference_values() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "z", "steps", "delta"),
-    [(0.01, 4.0, 10_000, 1e-5), (0.2, 1.66, 150, 1e-4), (0.2, 8.87, 150, 1e-4), (1.0, 5.0, 3, 1e-6)],
+    [
+        (0.01, 4.0, 10_000, 1e-5),
+        (0.2, 1.66, 150, 1e-4),
+        (0.2, 8.87, 150, 1e-4),
+        (1.0, 5.0, 3, 1e-6),
+    ],
 )
 def test_the_accountant_agrees_with_googles(
     rate: float, z: float, steps: int, delta: float

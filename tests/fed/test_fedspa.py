@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -166,7 +167,9 @@ def test_the_smallest_weight_goes_and_the_largest_gradient_comes(
 ) -> None:
     w = torch.tensor([[5, -1, 0.1, 0, 0, 0]])
     mask = torch.tensor([[1, 1, 1, 0, 0, 0]]).bool()
-    after = prune_and_regrow(mask, w.abs(), torch.tensor([gradient], dtype=torch.float32).abs(), 1, exclude)
+    after = prune_and_regrow(
+        mask, w.abs(), torch.tensor([gradient], dtype=torch.float32).abs(), 1, exclude
+    )
     assert after.int().tolist() == [expected]
 
 
@@ -270,7 +273,7 @@ def test_sub_fedavg_prunes_towards_its_target_and_never_beyond(problem: Problem)
     options = {"min_accuracy": 0.3, "prune_step": 0.2, "lr": 0.2, "epochs": 3}
     result = run(problem, 20, name="sub-fedavg", **options)
     density = result.series("density")
-    assert density[0] == 1 and all(a >= b for a, b in zip(density, density[1:], strict=False))
+    assert density[0] == 1 and all(a >= b for a, b in pairwise(density))
     assert density[-1] < 0.8
     target = layer_ones(problem.layout, 0.5, "uniform")
     for counts, least in zip(ones(result.client["mask"], problem.layout), target, strict=True):
