@@ -34,11 +34,11 @@ class Parcel:
                     f"Field {name!r} has {len(field.tensor)} rows for {count} clients."
                 )
 
-    def check_finite(self, what: str) -> None:
+    def check_finite(self, what: str, advice: str) -> None:
         for name, field in self.fields.items():
             tensors = field.tensor if isinstance(field.tensor, list) else [field.tensor]
             for tensor in tensors:
-                check_finite(tensor, f"{what}, field {name!r},")
+                check_finite(tensor, f"{what}, field {name!r},", f"; {advice}")
 
     def sizes(self) -> Tensor:
         """Encoded bytes of every client's message, `[count]`."""

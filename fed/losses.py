@@ -215,6 +215,9 @@ class Module:
     task: str = "classification"
     module: nn.Module = field(init=False, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        return f"Module({type(self.module).__name__}, {self.layout.shapes})"
+
     def __post_init__(self) -> None:
         module = self.make()
         if any(True for _ in module.buffers()):

@@ -17,12 +17,13 @@ from symprune.fed.data import Dataset
 
 
 def iid(data: Dataset, clients: int, seed: int) -> list[Tensor]:
-    """Shuffled and cut into blocks of equal size, the remainder to the last client."""
-    return blocks(data, clients, seed, overlap=1)
+    """Shuffled and cut into parts whose sizes differ by one at most."""
+    return [torch.from_numpy(p) for p in np.array_split(_shuffled(len(data), seed), clients)]
 
 
 def blocks(data: Dataset, clients: int, seed: int, overlap: int) -> list[Tensor]:
-    """As `iid`, but client i gets `overlap` consecutive blocks, cyclically (EF-BV's xi)."""
+    """Shuffled, cut into equal blocks with the remainder in the last; client i gets `overlap`
+    consecutive ones, cyclically (EF-BV's xi)."""
     order = _shuffled(len(data), seed)
     size = len(data) // clients
     cut = [order[i * size : (i + 1) * size] for i in range(clients - 1)]

@@ -153,10 +153,10 @@ def message_overhead(names: list[str]) -> int:
     return _varint_size(len(names)) + named
 
 
-def check_finite(values: Tensor, what: str = "A payload") -> None:
+def check_finite(values: Tensor, what: str = "A payload", advice: str = "") -> None:
     """Refuse NaN and infinity: they would spread to every client."""
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-        raise SympruneError(f"{what} holds values that are not finite.")
+        raise SympruneError(f"{what} holds values that are not finite{advice}.")
 
 
 def _body_sizes(

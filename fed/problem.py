@@ -8,6 +8,7 @@ for the stack runs alone on one machine. Constants L_i and mu_i feed the theorem
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -188,6 +189,10 @@ class Problem:
 
     def constants(self) -> Constants:
         """L_i (spectral bound), mu_i = l2, sizes; L of the mean from all rows together."""
+        return self._constants
+
+    @cached_property
+    def _constants(self) -> Constants:
         if not hasattr(self.loss, "smoothness"):
             unknown = (float("nan"),) * self.clients
             return Constants(unknown, unknown, tuple(self.counts.tolist()), self.layout)
@@ -202,6 +207,13 @@ class Problem:
             self.layout,
             float(together[0]) + extra,
         )
+
+    def fingerprint(self) -> str:
+        """Tells this problem from others when a run is resumed: a checksum of data and settings."""
+        check = zlib.crc32(f"{self.name} {self.loss!r} {self.l2} {self.nonconvex}".encode())
+        for tensor in (self.rows.x, self.rows.y, self.rows.weights):
+            check = zlib.crc32(tensor.contiguous().numpy().tobytes(), check)
+        return f"{self.name}, checksum {check:08x}"
 
     def mean_value(self, w: Tensor) -> float:
         """`f(w)`."""

@@ -150,7 +150,24 @@ def build(name: str, **options: Any) -> Algorithm:
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
-    return cls(**options)
+    typed = {o: _typed(name, o, v, str(known_options[o].type)) for o, v in options.items()}
+    return cls(**typed)
+
+
+def _typed(name: str, option: str, value: Any, kind: str) -> Any:
+    """The value if its type fits the field's annotation; whole numbers may stand for floats and
+    lists for tuples, since that is how they are typed on a command line."""
+    kind = kind.replace("PerClient", "float | tuple")
+    if isinstance(value, list | tuple) and "tuple" in kind:
+        return tuple(float(v) for v in value)
+    if isinstance(value, bool) or value is None:
+        fits = ("bool" if isinstance(value, bool) else "None") in kind
+    elif isinstance(value, int) and "int" not in kind and "float" in kind:
+        return float(value)
+    else:
+        fits = type(value).__name__ in kind
+    check(fits, f"{name}: {option} = {value!r} is not of type {kind}.")
+    return value
 
 
 def given(value: T | None) -> T:

@@ -7,6 +7,7 @@ the minimiser, L_i and mu_i are exact. Full gradients only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ class Quadratic(Problem):
             raise SympruneError("Normal equations give full gradients only; drop the batch size.")
         return along(self.rows.x, self._spread(w)) - self.rows.y
 
-    def constants(self) -> Constants:
+    @cached_property
+    def _constants(self) -> Constants:
         eigenvalues = torch.linalg.eigvalsh(self.rows.x.double())
         together = torch.linalg.eigvalsh(self.rows.x.double().mean(0))
         return Constants(

@@ -25,6 +25,7 @@ from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
 from symprune.fed.threads import limited_threads
 
 Record = dict[str, Any]
+DIVERGED = "take a smaller step size"
 
 
 @dataclass
@@ -115,7 +116,7 @@ def _begin(
         raise SympruneError(
             f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} parameters."
         )
-    run = f"{algorithm!r} | {problem.name} | seed {seed} | d {problem.dimension} | {problem.dtype}"
+    run = "" if checkpoint is None else f"{algorithm!r}, {problem.fingerprint()}, seed {seed}"
     if checkpoint is not None and checkpoint.exists():
         state = disk.load(checkpoint)
         if state.run != run:
@@ -154,13 +155,13 @@ class _Engine:
             received = {k: _pick(v, place) for k, v in received.items()}
         client, replies = self._work(client, received, turn, cohort, everyone)
         up = Parcel(replies, len(cohort), reply=True)
-        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}")
+        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}", DIVERGED)
         ledger.up(cohort, up.sizes(), up.bits())
         server = algorithm.server_step(server, self._transport(up), turn.about(cohort))
         if not bool(torch.isfinite(algorithm.model(server)).all()):
             raise SympruneError(
                 f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite; "
-                "take a smaller step size."
+                f"{DIVERGED}."
             )
         return server, client
 
@@ -215,9 +216,7 @@ def _measure(
     x = algorithm.model(server)
     out: Record = {"loss": problem.mean_value(x)}
     if not math.isfinite(out["loss"]):
-        raise SympruneError(
-            f"{algorithm.name} diverged: its loss is no longer finite; take a smaller step size."
-        )
+        raise SympruneError(f"{algorithm.name} diverged: its loss is no longer finite; {DIVERGED}.")
     out["gradient_norm"] = float(problem.mean_gradient(x).norm())
     if goal is not None:
         out["gap"] = out["loss"] - goal[1]

@@ -149,8 +149,8 @@ class Scafflix(Flix):
         return server["pending"].nonzero().squeeze(1)
 
     def scales(self, turn: Turn, like: Tensor) -> tuple[Tensor, Tensor]:
-        gamma: PerClient = given(self.gamma)
-        return per_client(self.alpha, turn, like), per_client(gamma, turn, like)
+        assert self.gamma is not None
+        return per_client(self.alpha, turn, like), per_client(self.gamma, turn, like)
 
     def listen(self, client: State, received: Received, turn: Turn) -> State:
         """`h_i <- h_i + (p alpha_i / gamma_i)(xbar - xhat_i)` for those who took part."""

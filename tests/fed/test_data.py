@@ -40,9 +40,10 @@ def test_partitions_are_disjoint_seeded_and_leave_nobody_empty(name: str) -> Non
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-def test_iid_gives_the_remainder_to_the_last_and_blocks_overlap_cyclically() -> None:
+def test_iid_is_even_and_blocks_overlap_cyclically() -> None:
     data = labelled(100)
-    assert [len(p) for p in partition(data, "iid", 7)] == [14] * 6 + [16]
+    assert [len(p) for p in partition(data, "iid", 7)] == [15, 15, 14, 14, 14, 14, 14]
+    assert [len(p) for p in partition(data, "blocks:1", 7)] == [14] * 6 + [16]
     parts = partition(data, "blocks:2", 5)
     assert [len(p) for p in parts] == [40] * 5
     for i in range(5):

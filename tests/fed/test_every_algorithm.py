@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -77,18 +79,28 @@ def test_another_seed_or_none_at_all_is_what_it_seems(name: str, problem: Proble
     assert float(first.history[-1]["loss"]) < 10 * float(first.history[0]["loss"])
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_prepared_algorithm_survives_the_way_to_a_client_as_json(
+    name: str, problem: Problem
+) -> None:
+    prepared = build(name).prepare(problem.constants())
+    assert build(name, **json.loads(json.dumps(asdict(prepared)))) == prepared
+
+
 def test_a_checkpoint_of_another_run_is_refused(problem: Problem, tmp_path: Path) -> None:
     file = tmp_path / "run.safetensors"
     simulate(build("gd"), problem, 1, checkpoint=file)
     with pytest.raises(SympruneError, match="another run"):
         simulate(build("gd"), problem, 2, seed=1, checkpoint=file)
+    with pytest.raises(SympruneError, match="another run"):
+        simulate(build("gd"), replace(problem, l2=0.2), 2, checkpoint=file)
     file.write_bytes(b"nonsense")
     with pytest.raises(SympruneError, match="cannot be read"):
         simulate(build("gd"), problem, 2, checkpoint=file)
 
 
 def test_a_step_that_diverges_is_stopped_and_named(problem: Problem) -> None:
-    with pytest.raises(SympruneError, match=r"gd.*smaller step size|gd.*not finite"):
+    with pytest.raises(SympruneError, match=r"gd.*smaller step size"):
         simulate(build("gd", gamma=1e30), problem, 50)
 
 
