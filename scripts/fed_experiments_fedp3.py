@@ -71,7 +71,7 @@ def layers(rounds: int = 60, seeds: int = 3) -> Rows:
     return show(f"FedP3: accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def keep_ratio(rounds: int = 60, seeds: int = 3) -> Rows:
+def keep_ratio(rounds: int = 60, seeds: int = 2) -> Rows:
     """Stronger pruning on the way down."""
     rows = []
     for rule in ("opu3", "opu2", "lowerb"):
@@ -82,7 +82,7 @@ def keep_ratio(rounds: int = 60, seeds: int = 3) -> Rows:
     return show(f"FedP3, S1: accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def variants(rounds: int = 60, seeds: int = 3) -> Rows:
+def variants(rounds: int = 60, seeds: int = 2) -> Rows:
     """Local pruning, server pruning, aggregation and layer rules, one at a time."""
     tried: dict[str, dict[str, Any]] = {
         "OPU2, fixed": {"layers": "opu2"},

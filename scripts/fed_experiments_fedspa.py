@@ -58,7 +58,7 @@ def megabytes(result: Result) -> float:
     return (result.history[-1]["bytes_up"] + result.history[-1]["bytes_down"]) / 1e6
 
 
-def methods(rounds: int = 50, seeds: int = 3) -> Rows:
+def methods(rounds: int = 50, seeds: int = 2) -> Rows:
     """FedSpa's Table 1 in small: accuracy with and without label skew, and what was sent."""
     rows = []
     for label, (name, options) in METHODS.items():
@@ -75,7 +75,7 @@ def methods(rounds: int = 50, seeds: int = 3) -> Rows:
     return show(f"Personal accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def sparsity(rounds: int = 50, seeds: int = 3) -> Rows:
+def sparsity(rounds: int = 50, seeds: int = 2) -> Rows:
     """The paper's central claim: the more clients differ, the more zeros are best (Table 3)."""
     rows = []
     for setting, skew in (("iid", None), ("skew 0.2", 0.2), ("skew 0.1", 0.1)):
@@ -124,7 +124,7 @@ def one_shot_masks(rounds: int = 60, seeds: int = 3) -> Rows:
     return show(f"Pruned once after {rounds} rounds of FedAvg: personal accuracy in %", rows)
 
 
-def trained_masks(rounds: int = 60, seeds: int = 3, density: float = 0.2) -> Rows:
+def trained_masks(rounds: int = 40, seeds: int = 2, density: float = 0.2) -> Rows:
     """The same criteria inside three federated methods that train with their masks."""
     ways = {
         "score-picked masks": ("fedspa", {"search": "score", "allocation": "uniform"}),
