@@ -159,7 +159,8 @@ def _typed(name: str, option: str, value: Any, kind: str) -> Any:
     lists for tuples, since that is how they are typed on a command line."""
     kind = kind.replace("PerClient", "float | tuple")
     if isinstance(value, list | tuple) and "tuple" in kind:
-        return tuple(float(v) for v in value)
+        number = int if "tuple[int" in kind else float
+        return tuple(number(v) for v in value)
     if isinstance(value, bool) or value is None:
         fits = ("bool" if isinstance(value, bool) else "None") in kind
     elif isinstance(value, int) and "int" not in kind and "float" in kind:
