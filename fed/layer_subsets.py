@@ -8,6 +8,7 @@ follows it (bias, normalisation); the last one, FFC, belongs to every client.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,17 @@ SUBSETS = {
     "opu1-2-3": (1, 2, 3),
     "opu2-3": (2, 3),
 }
+
+
+def write_shapes(shapes: Shapes) -> str:
+    """`"48x64,48"`: a model's shapes as one word, which an algorithm can carry as an option."""
+    return ",".join("x".join(str(size) for size in shape) for shape in shapes)
+
+
+@lru_cache(maxsize=16)
+def read_shapes(text: str) -> Shapes:
+    """The shapes `write_shapes` wrote."""
+    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split(","))
 
 
 def layer_numbers(shapes: Shapes) -> list[int]:

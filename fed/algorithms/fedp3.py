@@ -24,6 +24,8 @@ from symprune.fed.layer_subsets import (
     layer_weights,
     local_mask,
     prune_mask,
+    read_shapes,
+    write_shapes,
 )
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
@@ -65,7 +67,7 @@ class FedP3(Algorithm):
     batch: int = 48
     lr: float = 0.1
     cohort_size: int | None = None
-    shapes: Shapes | None = None
+    shapes: str | None = None
 
     def prepare(self, constants: Constants) -> Algorithm:
         for value, known in (
@@ -78,11 +80,15 @@ class FedP3(Algorithm):
         check(0 < self.q_min <= 1, f"fedp3: q_min = {self.q_min} is outside (0, 1].")
         check(self.steps >= 0 and self.batch > 0, "fedp3: steps and batch must be positive.")
         check(self.temperature > 0, "fedp3: temperature must be positive.")
-        return replace(self, shapes=constants.layout.shapes)
+        return replace(self, shapes=write_shapes(constants.layout.shapes))
+
+    @property
+    def model_shapes(self) -> Shapes:
+        return read_shapes(given(self.shapes))
 
     def assigned(self, turn: Turn) -> State:
         """L_i, drawn once from the seed by server and client alike."""
-        layers = layer_numbers(given(self.shapes))[-1] + 1
+        layers = layer_numbers(self.model_shapes)[-1] + 1
         return {"owned": assign(self.layers, layers, turn.stream("layers"))}
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
@@ -97,7 +103,7 @@ class FedP3(Algorithm):
     def mask(self, owned: Tensor, turn: Turn, x: Tensor | None = None) -> Tensor:
         """P_i of this round; with `fixed_mask` that of the first."""
         stream = (replace(turn, number=0) if self.fixed_mask else turn).stream("prune")
-        return prune_mask(self.prune, self.keep, given(self.shapes), owned, stream, x)
+        return prune_mask(self.prune, self.keep, self.model_shapes, owned, stream, x)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         """Values only where both sides know the mask; by magnitude, the mask as well."""
@@ -114,14 +120,14 @@ class FedP3(Algorithm):
         owned = client["owned"]
         mask = received["mask"] if self.prune == "magnitude" else self.mask(owned, turn)
         u = spread(mask, torch.cat([v.flatten() for v in received["values"]]))
-        mine = by_weight(owned, given(self.shapes))
+        mine = by_weight(owned, self.model_shapes)
         batches, ratios = turn.stream("batch"), turn.stream("ratio")
         local = turn.stream("local")
         for _ in range(self.steps):
             effective = mask
             if self.local_prune != "fixed":
                 q = self.q_min + (1 - self.q_min) * ratios.uniform(1)
-                effective = mask & local_mask(self.local_prune, q, given(self.shapes), owned, local)
+                effective = mask & local_mask(self.local_prune, q, self.model_shapes, owned, local)
             g = problem.gradient(u * effective, problem.batch(batches, self.batch))
             u = u - self.lr * g * (effective if self.train_unassigned else mine)
         return client, {"layers": Sent([row[own] for row, own in zip(u, mine, strict=True)])}
@@ -129,9 +135,9 @@ class FedP3(Algorithm):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`W^l <- sum_i alpha_i^l U_i^l` over the clients that sent layer l."""
         owned, x = server["owned"][turn.clients], server["x"]
-        mine = by_weight(owned, given(self.shapes))
+        mine = by_weight(owned, self.model_shapes)
         u = spread(mine, torch.cat([v.flatten() for v in replies["layers"]]))
-        alpha = by_weight(self.weights(u - x, owned), given(self.shapes)).to(x.dtype)
+        alpha = by_weight(self.weights(u - x, owned), self.model_shapes).to(x.dtype)
         mean = (alpha * u).sum(0)
         return {**server, "x": torch.where(mine.any(0), mean, x)}
 
@@ -143,8 +149,8 @@ class FedP3(Algorithm):
             theta = theta + owned.sum(1, keepdim=True).double().log()
         elif self.aggregation == "attention":
             squares = torch.zeros_like(theta)
-            parts = update.double().split([math.prod(shape) for shape in given(self.shapes)], 1)
-            for number, part in zip(layer_numbers(given(self.shapes)), parts, strict=True):
+            parts = update.double().split([math.prod(shape) for shape in self.model_shapes], 1)
+            for number, part in zip(layer_numbers(self.model_shapes), parts, strict=True):
                 squares[:, number] += part.square().sum(1)
             theta = -squares.sqrt() / self.temperature
         return layer_weights(theta, owned)
