@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fed_table import Experiments, Rows, run, show, spread
+from fed_seeds import spread
+from fed_tables import Experiment, Row, main, show
 
 from symprune.fed.algorithms import build
 from symprune.fed.data import Dataset, load
@@ -60,7 +61,7 @@ def measure(split: str, rounds: int, seeds: int, **options: Any) -> tuple[str, f
     return spread(values), parameters, layers
 
 
-def layers(rounds: int = 60, seeds: int = 3) -> Rows:
+def layers(rounds: int = 60, seeds: int = 3) -> list[Row]:
     """Fewer layers up: OPU3, OPU2, LowerB against everything."""
     rows = []
     for rule, keep in (("full", 1.0), ("opu3", 0.9), ("opu2", 0.9), ("lowerb", 0.9)):
@@ -71,7 +72,7 @@ def layers(rounds: int = 60, seeds: int = 3) -> Rows:
     return show(f"FedP3: accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def keep_ratio(rounds: int = 60, seeds: int = 2) -> Rows:
+def keep_ratio(rounds: int = 60, seeds: int = 2) -> list[Row]:
     """Stronger pruning on the way down."""
     rows = []
     for rule in ("opu3", "opu2", "lowerb"):
@@ -82,7 +83,7 @@ def keep_ratio(rounds: int = 60, seeds: int = 2) -> Rows:
     return show(f"FedP3, S1: accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def variants(rounds: int = 60, seeds: int = 2) -> Rows:
+def variants(rounds: int = 60, seeds: int = 2) -> list[Row]:
     """Local pruning, server pruning, aggregation and layer rules, one at a time."""
     tried: dict[str, dict[str, Any]] = {
         "OPU2, fixed": {"layers": "opu2"},
@@ -104,7 +105,7 @@ def variants(rounds: int = 60, seeds: int = 2) -> Rows:
     return show(f"FedP3 variants, S1: accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def privacy(seeds: int = 3) -> Rows:
+def privacy(seeds: int = 3) -> list[Row]:
     """Softmax regression on digits, 4 clients: accuracy against epsilon at delta = 1e-4."""
     data = load("digits")
     unit = lambda x: x / x.norm(dim=1, keepdim=True)  # noqa: E731
@@ -126,7 +127,7 @@ def privacy(seeds: int = 3) -> Rows:
     return show(f"LDP-FedP3: accuracy in %, 150 steps, {seeds} seeds", rows)
 
 
-EXPERIMENTS: Experiments = {
+EXPERIMENTS: dict[str, Experiment] = {
     "fedp3-layers": layers,
     "fedp3-keep": keep_ratio,
     "fedp3-variants": variants,
@@ -134,4 +135,4 @@ EXPERIMENTS: Experiments = {
 }
 
 if __name__ == "__main__":
-    run(EXPERIMENTS)
+    main(EXPERIMENTS)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fed_table import Experiments, Rows, run, show, spread
+from fed_seeds import spread
+from fed_tables import Experiment, Row, main, show
 
 from symprune.fed.algorithms import build
 from symprune.fed.data import load
@@ -58,7 +59,7 @@ def megabytes(result: Result) -> float:
     return (result.history[-1]["bytes_up"] + result.history[-1]["bytes_down"]) / 1e6
 
 
-def methods(rounds: int = 50, seeds: int = 2) -> Rows:
+def methods(rounds: int = 50, seeds: int = 2) -> list[Row]:
     """FedSpa's Table 1 in small: accuracy with and without label skew, and what was sent."""
     rows = []
     for label, (name, options) in METHODS.items():
@@ -75,7 +76,7 @@ def methods(rounds: int = 50, seeds: int = 2) -> Rows:
     return show(f"Personal accuracy in %, {rounds} rounds, {seeds} seeds", rows)
 
 
-def sparsity(rounds: int = 50, seeds: int = 2) -> Rows:
+def sparsity(rounds: int = 50, seeds: int = 2) -> list[Row]:
     """The paper's central claim: the more clients differ, the more zeros are best (Table 3)."""
     rows = []
     for setting, skew in (("iid", None), ("skew 0.2", 0.2), ("skew 0.1", 0.1)):
@@ -101,7 +102,7 @@ def digit_clients(seed: int) -> Problem:
     )
 
 
-def one_shot_masks(rounds: int = 60, seeds: int = 3) -> Rows:
+def one_shot_masks(rounds: int = 60, seeds: int = 3) -> list[Row]:
     """A trained shared model, pruned for each client from its own activations, not trained on."""
     densities = (1.0, 0.5, 0.3, 0.2, 0.1)
     found: dict[str, dict[float, list[float]]] = {s: {r: [] for r in densities} for s in SCORES}
@@ -124,7 +125,7 @@ def one_shot_masks(rounds: int = 60, seeds: int = 3) -> Rows:
     return show(f"Pruned once after {rounds} rounds of FedAvg: personal accuracy in %", rows)
 
 
-def trained_masks(rounds: int = 40, seeds: int = 2, density: float = 0.2) -> Rows:
+def trained_masks(rounds: int = 40, seeds: int = 2, density: float = 0.2) -> list[Row]:
     """The same criteria inside three federated methods that train with their masks."""
     ways = {
         "score-picked masks": ("fedspa", {"search": "score", "allocation": "uniform"}),
@@ -146,7 +147,7 @@ def trained_masks(rounds: int = 40, seeds: int = 2, density: float = 0.2) -> Row
     return show(title, rows)
 
 
-def mnist(rounds: int = 20) -> Rows:
+def mnist(rounds: int = 20) -> list[Row]:
     """LeNet-5 on MNIST, 20 clients with two classes and about 100 training rows each."""
     data = load("mnist")
     data = replace(data.take(torch.arange(2800)), test_x=None, test_y=None)
@@ -165,7 +166,7 @@ def mnist(rounds: int = 20) -> Rows:
     return show(f"LeNet-5 on MNIST: personal accuracy in %, {rounds} rounds, one seed", rows)
 
 
-EXPERIMENTS: Experiments = {
+EXPERIMENTS: dict[str, Experiment] = {
     "fedspa-methods": methods,
     "fedspa-sparsity": sparsity,
     "mask-scores": one_shot_masks,
@@ -174,4 +175,4 @@ EXPERIMENTS: Experiments = {
 }
 
 if __name__ == "__main__":
-    run(EXPERIMENTS)
+    main(EXPERIMENTS)
