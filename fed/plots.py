@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +27,7 @@ def plot(
     floor: float | None = None,
 ) -> None:
     """Save one picture. Falling metrics get a logarithmic axis, cut at `floor`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6.4, 4.2), constrained_layout=True)
+    figure, axis = _canvas()
     scale = {"bytes_up": 1 / clients / 1000, "paper_bits_up": 1 / 1000}.get(unit, 1.0)
     for number, line in enumerate(lines):
         length = min(len(history) for history in line.histories)
@@ -39,6 +35,8 @@ def plot(
         y = np.array([[r[metric] for r in h[:length]] for h in line.histories])
         if metric in FALLING:
             y = np.maximum(y, floor or 1e-16)
+        if unit != "round":  # nothing was sent yet at the start, which a logarithm cannot show
+            x, y = x[1:], y[:, 1:]
         style = STYLES[number // 10 % len(STYLES)]
         drawn = axis.plot(x, y.mean(0), style, label=line.entry.title, linewidth=1.5)[0]
         if len(y) > 1:
@@ -47,11 +45,48 @@ def plot(
         axis.set_yscale("log")
     if unit != "round":
         axis.set_xscale("log")
-    axis.set_xlabel(AXES[unit])
-    axis.set_ylabel(metric.replace("_", " "))
+    _finish(figure, axis, path, (AXES[unit], metric.replace("_", " ")), title)
+
+
+def plot_values(
+    x: list[float],
+    series: dict[str, list[list[float]]],
+    path: Path,
+    labels: tuple[str, str],
+    title: str = "",
+) -> None:
+    """Values of several seeds at each x, one curve per name, on a logarithmic axis."""
+    figure, axis = _canvas()
+    for name, values in series.items():
+        mean = [sum(v) / len(v) for v in values]
+        drawn = axis.plot(x, mean, marker="o", markersize=4, label=name, linewidth=1.5)[0]
+        low, high = [min(v) for v in values], [max(v) for v in values]
+        axis.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, lw=0)
+    axis.set_yscale("log")
+    from matplotlib.ticker import ScalarFormatter
+
+    axis.yaxis.set_major_formatter(ScalarFormatter())
+    axis.yaxis.set_minor_formatter(ScalarFormatter())
+    _finish(figure, axis, path, labels, title)
+
+
+def _canvas() -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(6.4, 4.2), constrained_layout=True)
+
+
+def _finish(figure: Any, axis: Any, path: Path, labels: tuple[str, str], title: str) -> None:
+    import matplotlib.pyplot as plt
+
+    axis.set_xlabel(labels[0])
+    axis.set_ylabel(labels[1])
     axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, loc="best")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -31,13 +31,13 @@ class Quadratic(Problem):
         return replace(chosen, offset=self.offset[rows], sizes=tuple(sizes))
 
     def value(self, w: Tensor, batch: Rows | None = None) -> Tensor:
+        _full_only(batch is None)
         w = self._spread(w)
         assert self.offset is not None
         return (w * (along(self.rows.x, w) / 2 - self.rows.y)).sum(1) + self.offset
 
     def gradient(self, w: Tensor, batch: Rows | None = None) -> Tensor:
-        if batch is not None:
-            raise SympruneError("Normal equations give full gradients only; drop the batch size.")
+        _full_only(batch is None)
         return along(self.rows.x, self._spread(w)) - self.rows.y
 
     @cached_property
@@ -52,7 +52,13 @@ class Quadratic(Problem):
             float(together[-1]),
         )
 
-    def batch(self, stream: object, size: int) -> Rows:
+    def _take(self, index: Tensor, weights: Tensor) -> Rows:
+        _full_only(False)
+        return self.rows
+
+
+def _full_only(full: bool) -> None:
+    if not full:
         raise SympruneError("Normal equations give full gradients only; drop the batch size.")
 
 

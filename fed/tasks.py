@@ -58,6 +58,11 @@ def make_problem(
     if dataset.test_x is not None and dataset.test_y is not None:
         test = stack_rows([(dataset.test_x, dataset.test_y)])
     if model == "linear" and weighting == "sum":
+        if nonconvex or client_test_share:
+            raise SympruneError(
+                "Linear regression with weighting sum is solved by its normal equations, without "
+                "a nonconvex term and without clients' own tests."
+            )
         return normal_equations(parts, l2, test, name)
     own_test = None
     if client_test_share:

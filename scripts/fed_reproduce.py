@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import torch
 from symprune.errors import SympruneError
 from symprune.fed.compare import Entry, Line, Setting, first_crossing, run_entry, summary
 from symprune.fed.data import Dataset, load
-from symprune.fed.plots import plot
+from symprune.fed.plots import plot, plot_values
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import build
 from symprune.fed.reference import minimise
@@ -171,6 +172,7 @@ def sparse_network(report: Report) -> None:
 
 def scafflix(report: Report) -> None:
     """Rounds to a gap of 1e-6 for alpha in 0.1, ..., 1: Scafflix, a global step, FLIX by GD."""
+    columns = ["Scafflix", "Scafflix, global step", "FLIX by GD"]
     for name in ("mushrooms", "a9a", "w8a"):
         data = load(name)
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:4000]
@@ -193,9 +195,13 @@ def scafflix(report: Report) -> None:
         report.data[name] = rows
         report.table(
             f"{name}, 10 clients by label, mu = 0.1, kappa_max = {kappa:.0f}: rounds to 1e-6",
-            ["alpha", "Scafflix", "Scafflix, global step", "FLIX by GD"],
+            ["alpha", *columns],
             rows,
         )
+        series = {c: [row[i] for row in rows] for i, c in enumerate(columns, 1)}
+        path = report.output / f"scafflix-{name}.png"
+        labels = ("alpha (1: one model for all)", "rounds to a gap of 1e-6")
+        plot_values([row[0] for row in rows], series, path, labels, f"{name}, 10 clients by label")
 
 
 _TARGETS: dict[tuple[int, float], float] = {}
@@ -290,7 +296,10 @@ def show(cell: Any) -> str:
         return "never" if all(value is None for value in cell) else "not always"
     mean = sum(cell) / len(cell)
     spread = (sum((v - mean) ** 2 for v in cell) / max(1, len(cell) - 1)) ** 0.5
-    return f"{mean:.3g}" + (f" ± {spread:.1g}" if spread else "")
+    if not 1e-3 <= abs(mean) < 1e6:
+        return f"{mean:.1e}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(mean))))
+    return f"{mean:.{decimals}f}" + (f" ± {spread:.{decimals}f}" if spread else "")
 
 
 EXPERIMENTS: dict[str, Callable[[Report], None]] = {

@@ -144,7 +144,7 @@ def test_normal_equations_are_the_same_problem_and_solve_it() -> None:
     assert float(problem.mean_gradient(minimise(problem)).norm()) < 1e-12
     assert problem.constants().sizes == SIZES
     with pytest.raises(SympruneError, match="full gradients only"):
-        problem.batch(None, 3)
+        problem.batch(Stream.of(0, 0, "batch", torch.arange(3)), 3)
 
 
 def test_a_network_with_running_statistics_is_refused() -> None:
