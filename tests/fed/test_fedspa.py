@@ -315,3 +315,28 @@ def test_ditto_without_pull_is_local_training_beside_fedavg(problem: Problem) ->
 def test_a_wrong_option_is_named(problem: Problem, options: dict, word: str) -> None:
     with pytest.raises(SympruneError, match=word):
         simulate(build("fedspa", **options), problem, 1)
+
+
+@pytest.mark.slow
+def test_masks_personalise_under_label_skew_and_cost_accuracy_without_it() -> None:
+    """The paper's ordering on Gaussian classes, mean of two seeds, fifty rounds."""
+
+    def accuracy(name: str, skew: float | None, **options: object) -> float:
+        total = 0.0
+        for seed in (0, 1):
+            problem = gaussian_classes(skew, seed=seed)
+            chosen = {"batch": 16, "lr": 0.05, "cohort_size": 5, **options}
+            result = simulate(build(name, **chosen), problem, 50, seed=seed, evaluate_every=50)
+            personal = result.algorithm.personal_models(result.server, result.client, problem)
+            w = result.model.expand(problem.clients, -1) if personal is None else personal
+            total += problem.evaluate_personal(w)["personal_accuracy"] / 2
+        return total
+
+    dynamic = {"anneal_rounds": 50}
+    assert accuracy("fedspa", 0.2, **dynamic) >= accuracy("fedavg-epochs", 0.2) + 0.04
+    fedavg, static = accuracy("fedavg-epochs", None), accuracy("fedspa", None, search="rsm")
+    sparse = accuracy("fedspa", None, **dynamic)
+    assert fedavg >= static - 0.015 and static >= sparse - 0.015
+    assert sparse > accuracy("local", None)
+    apart = accuracy("fedspa", None, search="rsm", different_masks=True)
+    assert apart < static - 0.15
