@@ -17,7 +17,7 @@ from symprune.fed.algorithms import build
 from symprune.fed.data import load
 from symprune.fed.layer_masks import best_mask, layer_ones
 from symprune.fed.mask_scores import weight_scores
-from symprune.fed.problem import Problem
+from symprune.fed.problem import Problem, Rows
 from symprune.fed.protocol import Turn
 from symprune.fed.simulate import Result, simulate
 from symprune.fed.synthetic import gaussian_classes
@@ -102,25 +102,37 @@ def digit_clients(seed: int) -> Problem:
     )
 
 
+def everybodys_rows(rows: Rows) -> Rows:
+    """One client with the rows of all: what a server that saw the data would calibrate on."""
+    used = rows.weights != 0
+    return Rows(rows.x[used], rows.y[used], rows.weights[used])[None]
+
+
 def one_shot_masks(rounds: int = 60, seeds: int = 3) -> list[Row]:
-    """A trained shared model, pruned for each client from its own activations, not trained on."""
+    """A trained shared model, pruned for each client from its own activations or, to tell the
+    criterion from the personalisation, for all from everybody's, and not trained on."""
     densities = (1.0, 0.5, 0.3, 0.2, 0.1)
-    found: dict[str, dict[float, list[float]]] = {s: {r: [] for r in densities} for s in SCORES}
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
     for seed in range(seeds):
         problem = digit_clients(seed)
         shared = train("fedavg-epochs", {"lr": 0.1}, problem, rounds, seed).model
         w = shared.expand(problem.clients, -1)
         stream = Turn(0, seed, problem.clients, torch.arange(problem.clients)).stream("score")
         for score in SCORES:
-            rated = weight_scores(score, problem, w, problem.rows, stream)
-            for r in densities:
-                ones = layer_ones(problem.layout, r, "uniform")
-                mask = best_mask(rated, tuple(problem.layout.sizes), ones)
-                personal = problem.evaluate_personal(mask * w)["personal_accuracy"]
-                found[score][r].append(personal)
+            for whose, calibration in (
+                ("own", problem.rows),
+                ("everybody's", everybodys_rows(problem.rows)),
+            ):
+                rated = weight_scores(score, problem, w[: len(calibration.y)], calibration, stream)
+                for r in densities:
+                    ones = layer_ones(problem.layout, r, "uniform")
+                    mask = best_mask(rated, tuple(problem.layout.sizes), ones)
+                    personal = problem.evaluate_personal(mask * w)["personal_accuracy"]
+                    by = found.setdefault((score, whose), {})
+                    by.setdefault(r, []).append(personal)
     rows = [
-        {"score": score, **{f"density {r}": spread(values) for r, values in by.items()}}
-        for score, by in found.items()
+        {"score": score, "rows": whose} | {f"density {r}": spread(v) for r, v in by.items()}
+        for (score, whose), by in found.items()
     ]
     return show(f"Pruned once after {rounds} rounds of FedAvg: personal accuracy in %", rows)
 
