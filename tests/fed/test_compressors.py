@@ -127,14 +127,14 @@ def test_nice_participation_has_the_variance_of_its_formula() -> None:
     x = torch.randn(n, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x -= x.mean(0)
     nice, generator = Nice(m, n), torch.Generator().manual_seed(1)
-    means = torch.stack([nice.compress(x, generator).mean(0) for _ in range(8000)])
+    means = torch.stack([nice.compress(x, generator).mean(0) for _ in range(3000)])
     variance = float(means.var(0, unbiased=False).sum() / x.square().sum(1).mean())
-    assert variance == pytest.approx(nice.omega_average, rel=0.04)
+    assert variance == pytest.approx(nice.omega_average, rel=0.06)
     assert Nice(4, 4).omega_average == 0 and Nice(1, 1).omega == 0
 
 
 def test_participation_after_compression_stays_within_its_constants() -> None:
-    n, m, draws = 8, 3, 6000
+    n, m, draws = 8, 3, 1500
     x = torch.randn(n, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     nice, comp, generator = Nice(m, n), Comp(2, 10), torch.Generator().manual_seed(1)
     constants, average = nice.after(comp.constants(D))
