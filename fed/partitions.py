@@ -182,7 +182,7 @@ PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
 DEFAULTS = {
     "blocks": 2,
     "class": 2,
-    "class-set": 5,
+    "class-set": 2,
     "dirichlet": 0.5,
     "preference": 0.5,
     "quantity": 0.5,
