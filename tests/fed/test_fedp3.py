@@ -328,3 +328,27 @@ def test_a_client_keeps_thirty_percent_for_its_test() -> None:
 def test_a_wrong_option_is_named(problem: Problem, options: dict, word: str) -> None:
     with pytest.raises(SympruneError, match=word):
         simulate(build("fedp3", **options), problem, 1)
+
+
+@pytest.mark.slow
+def test_fewer_layers_and_stronger_pruning_cost_accuracy_in_the_order_of_the_thesis() -> None:
+    """Digits over 20 clients with five classes each, sixty rounds, mean of two seeds."""
+
+    def accuracy(layers: str, keep: float) -> float:
+        total = 0.0
+        for seed in (0, 1):
+            problem = make_problem(
+                "digits", "he-mlp:48-48-48-48", "class-set:5", 20, l2=0.0, seed=seed
+            )
+            algorithm = build("fedp3", layers=layers, keep=keep, batch=32)
+            result = simulate(algorithm, problem, 60, seed=seed, evaluate_every=60)
+            total += result.history[-1]["accuracy"] / 2
+        return total
+
+    full, opu3, opu2 = accuracy("full", 1.0), accuracy("opu3", 0.9), accuracy("opu2", 0.9)
+    assert full - opu3 <= 0.02
+    assert opu3 >= opu2 - 0.01
+    lower = [accuracy("lowerb", keep) for keep in (1.0, 0.9, 0.7, 0.5)]
+    assert opu2 > lower[1]
+    assert lower[0] >= lower[3] + 0.1
+    assert lower[1] > lower[2] > lower[3]
