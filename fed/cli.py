@@ -35,6 +35,9 @@ def run(
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 100,
     sparsity: Annotated[float | None, typer.Option(help="Share of weights removed.")] = None,
     compressor: Annotated[str | None, typer.Option(help="top-k:0.05, comp:1,15, ...")] = None,
+    mask_score: Annotated[
+        str | None, typer.Option(help="What picks a client's mask: ria, wanda, symwanda, ...")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
     ] = None,
@@ -60,6 +63,8 @@ def run(
         options["sparsity"] = sparsity
     if compressor is not None:
         options["compressor"] = compressor
+    if mask_score is not None:
+        options["mask_score"] = mask_score
     chosen = build(algorithm, **options)
     problem = make_problem(
         data,

@@ -83,6 +83,49 @@ def by_user(data: Dataset, clients: int, seed: int) -> list[Tensor]:
     return [torch.from_numpy(np.flatnonzero(data.users.numpy() == user)) for user in chosen]
 
 
+def class_sets(data: Dataset, clients: int, seed: int, classes: int) -> list[Tensor]:
+    """Exactly `classes` classes a client, dealt from shuffled decks; each class is cut evenly among
+    those who hold it (FedP3's class-wise split)."""
+    labels = np.unique(data.y.numpy())
+    if classes > len(labels):
+        raise SympruneError(f"{data.name} has {len(labels)} classes, not {classes}.")
+    generator = np.random.default_rng(seed)
+    deck: list[int] = []
+    holders: list[list[int]] = [[] for _ in labels]
+    for client in range(clients):
+        hand: set[int] = set()
+        while len(hand) < classes:
+            if all(card in hand for card in deck):
+                deck = deck + generator.permutation(len(labels)).tolist()
+            hand.add(deck.pop(next(i for i, card in enumerate(deck) if card not in hand)))
+        for card in hand:
+            holders[card].append(client)
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for label, who in zip(labels, holders, strict=True):
+        rows = generator.permutation(np.flatnonzero(data.y.numpy() == label))
+        for client, part in zip(who, np.array_split(rows, max(len(who), 1)), strict=False):
+            parts[client].append(part)
+    return [torch.from_numpy(np.sort(np.concatenate(part))) for part in parts]
+
+
+def preferences(data: Dataset, clients: int, seed: int, alpha: float) -> list[Tensor]:
+    """Each client likes classes by its own Dirichlet(alpha) vector; clients take one row in turn
+    until none is left, so sizes are equal (FedP3's Dirichlet split)."""
+    generator = np.random.default_rng(seed)
+    labels, y = np.unique(data.y.numpy(), return_inverse=True)
+    stock = [generator.permutation(np.flatnonzero(y == c)).tolist() for c in range(len(labels))]
+    likes = generator.dirichlet(np.full(len(labels), alpha), clients) + 1e-12
+    left = np.array([len(rows) for rows in stock])
+    owner = np.empty(len(data), np.int64)
+    for turn, u in enumerate(generator.random(len(data))):
+        client = turn % clients
+        ladder = np.cumsum(likes[client] * (left > 0))
+        chosen = int(np.searchsorted(ladder, u * ladder[-1], side="right"))
+        owner[stock[chosen].pop()] = client
+        left[chosen] -= 1
+    return _by_owner(owner, clients)
+
+
 def label_ramp(data: Dataset, clients: int, seed: int) -> list[Tensor]:
     """Binary labels: client i of n takes a share (i+1)/n of positive rows (Scafflix, appendix B).
     Sizes are equal and as large as both classes allow."""
@@ -140,7 +183,9 @@ PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
     "iid": iid,
     "blocks": blocks,
     "class": by_class,
+    "class-set": class_sets,
     "dirichlet": dirichlet,
+    "preference": preferences,
     "quantity": quantity,
     "user": by_user,
     "label-ramp": label_ramp,
@@ -148,7 +193,15 @@ PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
     "cluster": by_cluster,
     "strata": by_strata,
 }
-DEFAULTS = {"blocks": 2, "class": 2, "dirichlet": 0.5, "quantity": 0.5, "strata": 10}
+DEFAULTS = {
+    "blocks": 2,
+    "class": 2,
+    "class-set": 2,
+    "dirichlet": 0.5,
+    "preference": 0.5,
+    "quantity": 0.5,
+    "strata": 10,
+}
 
 
 def partition(data: Dataset, spec: str, clients: int, seed: int = 0) -> list[Tensor]:

@@ -19,7 +19,7 @@ from symprune.fed.losses import (
     cross_entropy,
     squared_error,
 )
-from symprune.fed.networks import NETWORKS
+from symprune.fed.networks import NETWORKS, network
 from symprune.fed.partitions import partition
 from symprune.fed.problem import Problem, Rows, stack_rows
 from symprune.fed.quadratic import normal_equations
@@ -90,12 +90,12 @@ def make_loss(model: str, data: Dataset) -> Loss:
         return Softmax(features[0], data.classes)
     if model == "linear":
         return Linear(features[0])
-    if model not in NETWORKS:
+    if model.partition(":")[0] not in NETWORKS:
         known = ", ".join((*CONVEX, *NETWORKS))
         raise SympruneError(f"Unknown model {model!r}; choose from {known}.")
     if data.classes == 2:
         raise SympruneError(f"Networks need labels 0, 1, ...; {data.name} has -1 and +1.")
-    make = partial(NETWORKS[model], tuple(features), data.classes or 1)
+    make = partial(network(model), tuple(features), data.classes or 1)
     if data.classes:
         return Module(make, cross_entropy, "classification")
     return Module(make, squared_error, "regression")

@@ -1,0 +1,154 @@
+"""What FedSpa is compared with ("Achieving Personalized Federated Learning with Sparse Local
+Models", section 6 and appendix B.3): FedAvg over epochs, Subsampling, Ditto, local training.
+
+All train as FedSpa does, so with density 1 FedSpa and FedAvg here are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from symprune.fed.local_epochs import LocalEpochs, train
+from symprune.fed.problem import Constants, Problem
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
+from symprune.masks import keep_largest
+
+
+@register
+@dataclass(frozen=True)
+class FedAvgEpochs(LocalEpochs):
+    """FedAvg with epochs of minibatch SGD, clients weighted alike: x <- x - mean (x - w_i)."""
+
+    name = "fedavg-epochs"
+    paper = "McMahan et al.: Communication-efficient learning of deep networks, Algorithm 1"
+    sends = "up: update; down: model"
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        self.check_training()
+        return self
+
+    def update(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
+        """`x - w_i` after local training from `x`."""
+        step_size = self.step_size(turn)
+        stream = turn.stream("batch")
+        return x - train(
+            problem, x, stream, epochs=self.epochs, batch=self.batch, step_size=step_size
+        )
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        return client, {"update": self.update(received["x"], problem, turn)}
+
+    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+        return {"x": server["x"] - replies["update"].mean(0)}
+
+
+@register
+@dataclass(frozen=True)
+class Subsampling(FedAvgEpochs):
+    """FedAvg whose update is multiplied by a fresh random mask on its way up, not rescaled."""
+
+    name = "subsampling"
+    paper = "Konecny et al.: Federated learning, strategies for improving communication efficiency"
+    sends = "up: round(r d) random values of the update; down: model"
+    density: float = 0.5
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        check(0 < self.density <= 1, f"subsampling: density {self.density} is outside (0, 1].")
+        return super().prepare(constants)
+
+    def mask(self, d: int, turn: Turn) -> Tensor:
+        return keep_largest(turn.stream("mask").uniform(d), round(self.density * d))
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        mask = self.mask(problem.dimension, turn)
+        update = self.update(received["x"], problem, turn)
+        return client, {"update": update[mask].view(len(mask), -1)}
+
+    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+        """Server and client make the mask from the same seed, so only values travel."""
+        mask = self.mask(len(server["x"]), turn)
+        update = server["x"].new_zeros(mask.shape).masked_scatter(mask, replies["update"])
+        return {"x": server["x"] - update.mean(0)}
+
+
+@register
+@dataclass(frozen=True)
+class Ditto(FedAvgEpochs):
+    """FedAvg, and a personal model v_i for f_i(v) + lam/2 ||v - x||^2 that stays at its client."""
+
+    name = "ditto"
+    paper = "Li et al.: Ditto, fair and robust federated learning through personalization"
+    epochs: int = 2
+    personal_epochs: int = 3
+    lam: float = 0.5
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        check(self.lam >= 0, f"ditto: lam = {self.lam} must not be negative.")
+        check(self.personal_epochs >= 0, "ditto: personal_epochs must not be negative.")
+        return super().prepare(constants)
+
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        return {"v": problem.initial(turn.seed).expand(problem.clients, -1).contiguous()}
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        x = received["x"]
+        v = train(
+            problem,
+            client["v"],
+            turn.stream("personal"),
+            epochs=self.personal_epochs,
+            batch=self.batch,
+            step_size=self.step_size(turn),
+            pull=(self.lam, x),
+        )
+        return {"v": v}, {"update": self.update(x, problem, turn)}
+
+    def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
+        return client["v"]
+
+
+@register
+@dataclass(frozen=True)
+class Local(LocalEpochs):
+    """Every client trains alone whenever it is sampled; nothing but the wake-up call travels."""
+
+    name = "local"
+    paper = "Local training without communication"
+    sends = "nothing"
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        self.check_training()
+        return self
+
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        return {"v": problem.initial(turn.seed).expand(problem.clients, -1).contiguous()}
+
+    def broadcast(self, server: State, turn: Turn) -> Message:
+        return {}
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        v = train(
+            problem,
+            client["v"],
+            turn.stream("batch"),
+            epochs=self.epochs,
+            batch=self.batch,
+            step_size=self.step_size(turn),
+        )
+        return {"v": v}, {}
+
+    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+        return server
+
+    def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
+        return client["v"]
