@@ -18,7 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fed_experiments_cohort
+import fed_experiments_fedp3
+import fed_experiments_fedspa
+import fed_experiments_fedsparse
+import fed_experiments_similarity
 import torch
+from fed_tables import Experiment
 
 from symprune.errors import SympruneError
 from symprune.fed.compare import Entry, Line, Setting, first_crossing, run_entry, summary
@@ -325,19 +331,36 @@ EXPERIMENTS: dict[str, Callable[[Report], None]] = {
     "scafflix": scafflix,
 }
 
+FAMILIES: dict[str, Experiment] = {
+    **fed_experiments_cohort.EXPERIMENTS,
+    **fed_experiments_fedsparse.EXPERIMENTS,
+    **fed_experiments_fedspa.EXPERIMENTS,
+    **fed_experiments_fedp3.EXPERIMENTS,
+    **fed_experiments_similarity.EXPERIMENTS,
+}
+"""Experiments that print their tables and choose their own seeds."""
+
+
+def _first_line(work: Callable[..., Any]) -> str:
+    return (work.__doc__ or "").strip().partition("\n")[0]
+
 
 def main() -> None:
-    listing = "\n".join(f"  {name:16}{work.__doc__}" for name, work in EXPERIMENTS.items())
+    everything = {**EXPERIMENTS, **FAMILIES}
+    listing = "\n".join(f"  {name:24}{_first_line(w)}" for name, w in everything.items())
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=listing, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("experiment", choices=[*everything, "all"], metavar="EXPERIMENT")
     parser.add_argument("--output", type=Path, default=Path("out/fed"))
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
-    chosen = list(EXPERIMENTS) if arguments.experiment == "all" else [arguments.experiment]
+    chosen = list(everything) if arguments.experiment == "all" else [arguments.experiment]
     try:
         for name in chosen:
+            if name in FAMILIES:
+                FAMILIES[name]()
+                continue
             report = Report(name, arguments.output, arguments.seeds)
             EXPERIMENTS[name](report)
             report.save()
