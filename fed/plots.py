@@ -43,7 +43,7 @@ def plot(
             axis.fill_between(x, y.min(0), y.max(0), color=drawn.get_color(), alpha=0.15, lw=0)
     if metric in FALLING:
         axis.set_yscale("log")
-    if unit != "round":
+    elif unit != "round":
         axis.set_xscale("log")
     _finish(figure, axis, path, (AXES[unit], metric.replace("_", " ")), title)
 

@@ -64,7 +64,7 @@ class Turn:
 @dataclass(frozen=True)
 class Algorithm:
     """Base of all algorithms: frozen hyper-parameters and the functions below. A subclass must give
-    `broadcast`, `client_step` and `server_step`; the others have the usual default."""
+    `client_step` and `server_step`; the others have the usual default."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""

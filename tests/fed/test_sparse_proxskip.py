@@ -170,7 +170,7 @@ def bits_to(result: Result, level: float) -> float:
 
 
 def test_pruning_at_the_clients_beats_pruning_at_the_server(digits: Problem) -> None:
-    """90 % sparsity, 150 rounds, gamma = 3/L, p = 0.2: the specification's small experiment."""
+    """90 % sparsity, 150 rounds, gamma = 3/L, p = 0.2."""
     names = (
         "sparse-proxskip",
         "accelerated-server-pruning",
