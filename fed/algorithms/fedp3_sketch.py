@@ -127,7 +127,8 @@ class LdpFedP3(PermutationUpload):
 
     def prepare(self, constants: Constants) -> Algorithm:
         """The noise multiplier z for `iterations` steps, at the sampling rate of the client with
-        the fewest records; epsilon = None means no noise."""
+        the fewest records; epsilon = None means no noise. A multiplier that is given is used
+        as it is, whatever epsilon says."""
         known = ", ".join(CALIBRATIONS)
         check(self.calibration in CALIBRATIONS, f"ldp-fedp3: calibration is one of {known}.")
         check(self.clip > 0 and self.batch > 0, "ldp-fedp3: clip and batch must be positive.")
