@@ -169,13 +169,13 @@ def by_cluster(data: Dataset, clients: int, seed: int) -> list[Tensor]:
 def by_strata(data: Dataset, clients: int, seed: int, strata: int) -> list[Tensor]:
     """k-means with `strata` clusters, each dealt out to clients / strata clients; neighbouring
     clients share a cluster (Cohort Squeeze's feature-wise split, with 10 clusters of 10)."""
-    if clients % strata:
-        raise SympruneError(f"{clients} clients are no multiple of {strata} strata.")
-    each = clients // strata
+    if strata > clients:
+        raise SympruneError(f"{clients} clients cannot fill {strata} strata.")
+    members = np.array_split(np.arange(clients), strata)
     owner = np.empty(len(data), np.int64)
-    for block, rows in enumerate(by_cluster(data, strata, seed)):
+    for own, rows in zip(members, by_cluster(data, strata, seed), strict=True):
         order = _shuffle(rows.numpy(), seed)
-        owner[order] = block * each + np.arange(len(order)) % each
+        owner[order] = own[np.arange(len(order)) % len(own)]
     return _by_owner(_nobody_empty(owner, clients), clients)
 
 
@@ -200,7 +200,7 @@ DEFAULTS = {
     "dirichlet": 0.5,
     "preference": 0.5,
     "quantity": 0.5,
-    "strata": 10,
+    "strata": 2,
 }
 
 

@@ -32,12 +32,11 @@ def labelled(rows: int = 120, classes: int = 4) -> Dataset:
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"label-ramp", "blocks"}))
 def test_partitions_are_disjoint_seeded_and_leave_nobody_empty(name: str) -> None:
     data = labelled()
-    spec = "strata:3" if name == "strata" else name  # six clients are no multiple of its default
-    parts = partition(data, spec, 6, seed=3)
+    parts = partition(data, name, 6, seed=3)
     rows = torch.cat(parts)
     assert len(parts) == 6 and min(len(p) for p in parts) > 0
     assert len(rows.unique()) == len(rows) and len(rows) == 120
-    again = partition(data, spec, 6, seed=3)
+    again = partition(data, name, 6, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.data import load
+from symprune.fed.partitions import by_cluster, partition
 from symprune.fed.randomness import Stream
 from symprune.fed.sampling import Sampling, cluster, make_sampling
 
@@ -140,3 +142,14 @@ def test_wrong_samplings_are_named() -> None:
         make_sampling("nonuniform", 3, chances=(0.5, 0.5, 0.5))
     with pytest.raises(SympruneError, match="mu_i"):
         make_sampling("importance", 3, mu=(1.0, 0.0, 1.0))
+
+
+def test_clients_of_one_stratum_have_rows_of_one_cluster() -> None:
+    data = load("digits")
+    found = by_cluster(data, 4, seed=0)
+    clients = partition(data, "strata:4", 10)
+    for stratum, members in enumerate(((0, 1, 2), (3, 4, 5), (6, 7), (8, 9))):
+        rows = torch.cat([clients[i] for i in members])
+        assert sorted(rows.tolist()) == found[stratum].tolist()
+    with pytest.raises(SympruneError, match="20 strata"):
+        partition(data, "strata:20", 10)
