@@ -261,7 +261,7 @@ def broken(tmp_path: Path, kind: str) -> Path:
     lines = {
         "empty": b"\n",
         "binary": b"\xff\xfe\x00",
-        "json": b'{"key": 1',
+        "json": b'{"key": 1\n',
         "number": b"7",
         "recipe": b'{"perplexity": 3}',
         "figure": b'{"recipe": {"method": "ria"}, "sparsity": 0.5}',
@@ -292,6 +292,12 @@ def test_what_is_no_run_and_no_sweep_is_said_in_one_sentence(
     with pytest.raises(SympruneError, match=said) as caught:
         report.write(broken(tmp_path, kind), tmp_path / "page.html")
     assert "\n" not in str(caught.value) and not (tmp_path / "page.html").exists()
+
+
+def test_a_cell_that_is_still_being_written_does_not_count(sweep: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / sweep.name
+    unfinished.write_text(sweep.read_text() + '{"key": "half a ce')
+    assert report.build(unfinished) == report.build(sweep)
 
 
 def test_a_matrix_that_is_not_there_is_named_with_the_nearest(pruned: Path, sweep: Path) -> None:
