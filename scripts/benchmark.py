@@ -167,7 +167,7 @@ MEMORY_PROBE = """
 import sys, torch
 sys.path.insert(0, {folder!r})
 from benchmark import llama, engine, Recipe
-model = llama({blocks}, 512, 1408)
+model = llama({blocks}, 256, 704)
 tokens = torch.randint(0, 512, ({samples}, 512))
 engine.prune(model, tokens[:1], Recipe())
 before = engine.peak_memory()
@@ -178,13 +178,13 @@ print(engine.peak_memory() - before)
 
 def memory() -> None:
     """Peak memory above a loaded model that has been walked once, against the hidden states."""
-    table = Table("width 512, 512 tokens a sample", "hidden states", "peak above", "copies")
-    for blocks, samples in ((2, 256), (8, 256), (2, 512)):
+    table = Table("width 256, 512 tokens a sample", "hidden states", "peak above", "copies")
+    for blocks, samples in ((2, 128), (6, 128), (2, 256)):
         code = MEMORY_PROBE.format(folder=sys.path[0], blocks=blocks, samples=samples)
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        peak, states = int(done.stdout.split()[-1]), samples * 512 * 512 * 4
+        peak, states = int(done.stdout.split()[-1]), samples * 512 * 256 * 4
         table.add_row(
             f"{blocks} blocks, {samples} samples",
             f"{states / 1e6:.0f} MB",

@@ -27,7 +27,7 @@ from symprune.errors import SympruneError
 from symprune.recipe import Recipe
 from symprune.sweep import Grid, Sweep, append_result, read_results
 
-SEEDS = 5
+SEEDS = 3
 
 
 @dataclass(frozen=True)

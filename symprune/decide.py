@@ -17,6 +17,7 @@ from symprune import masks
 from symprune.errors import SympruneError
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
+from symprune.updates import LeastSquares
 
 
 @dataclass(frozen=True)
@@ -62,29 +63,54 @@ def decide(
     recipe: Recipe,
     report_error: bool = False,
     base: Tensor | None = None,
+    removed: int | None = None,
+    held_out: ChannelStats | None = None,
 ) -> Decision:
     """Which weights of the matrix `name` stay. Without statistics the weights alone decide.
 
-    base is a mask made earlier; without it the recipe's criterion makes one.
+    base is a mask made earlier; without it the recipe's criterion makes one that removes `removed`
+    weights, or what the recipe says. held_out are statistics of tokens that decide nothing: the
+    error is measured on them as well.
     """
     _check_finite(name, weight, inputs, outputs)
+
+    def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
+        score = _score(name, values, inputs, outputs, recipe)
+        return _mask(score, recipe, removed, share)
+
     if base is None:
-        base = _base_mask(name, weight, inputs, outputs, recipe)
+        base = mask_of(weight)
     keep = base
-    chosen = recipe.refinement
+    chosen, update = recipe.refinement, recipe.weight_update
     if chosen is not None and inputs is not None and chosen.layers in ("all", part):
         keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
     decision = Decision(keep)
-    if recipe.weight_update is not None and inputs is not None:
-        decision.weight, decision.keep = recipe.weight_update(
-            weight, keep, inputs, recipe.target_sparsity, recipe.n_of_m
-        )
+    if update is not None and inputs is not None:
+        if isinstance(update, LeastSquares) and recipe.rounds > 1:
+            fitted = update.in_rounds(weight, inputs, mask_of, recipe.rounds)
+        else:
+            share = recipe.target_sparsity if removed is None else removed / weight.numel()
+            fitted = update(weight, keep, inputs, share, recipe.n_of_m)
+        decision.weight, decision.keep = fitted
     if report_error and inputs is not None:
         decision.figures = errors(weight, base, decision, inputs)
+    if held_out is not None:
+        decision.figures |= held_out_errors(weight, base, decision, held_out)
     return decision
 
 
-def _base_mask(
+def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> Tensor:
+    if recipe.n_of_m is not None:
+        return masks.keep_nested(score, recipe.n_of_m, share)
+    if removed is None:
+        rows, columns = score.shape
+        removed = masks.removed_from(rows, columns, recipe.target_sparsity, recipe.group)
+    if share < 1 and recipe.group == "row":  # whole rows on the way
+        return masks.drop_lowest(score, int(share * removed) // len(score))
+    return masks.keep_count(score, int(share * removed) if share < 1 else removed, recipe.group)
+
+
+def _score(
     name: str,
     weight: Tensor,
     inputs: ChannelStats | None,
@@ -99,8 +125,7 @@ def _base_mask(
         statistics["output_norm"] = outputs.norm if outputs else weight.new_ones(rows).float()
     if "generator" in recipe.criterion.needs:
         statistics["generator"] = generator_for(recipe.seed, name)
-    score = recipe.criterion(weight, statistics, recipe.params)
-    return masks.keep_mask(score, recipe.target_sparsity, recipe.group, recipe.n_of_m)
+    return recipe.criterion(weight, statistics, recipe.params)
 
 
 def errors(
@@ -108,9 +133,8 @@ def errors(
 ) -> dict[str, float]:
     """||X(W~-W)||_F / ||XW||_F, and the mean over rows of the expected error's size, of the base
     mask and of what was decided."""
+    pruned, final = _before_and_after(weight, base, decision)
     weight = weight.float()
-    pruned = weight * base
-    final = weight * decision.keep if decision.weight is None else decision.weight
     return {
         "relative_error_base": relative_error(weight, pruned, inputs.gram),
         "relative_error": relative_error(weight, final, inputs.gram),
@@ -118,6 +142,24 @@ def errors(
         "expected_error_after": float(((weight - final) @ inputs.mean).abs().mean()),
         "exchanged": int(masks.count_true((decision.keep & ~base).flatten())),
     }
+
+
+def held_out_errors(
+    weight: Tensor, base: Tensor, decision: Decision, held_out: ChannelStats
+) -> dict[str, float]:
+    """The relative errors before and after, on tokens that decided nothing."""
+    pruned, final = _before_and_after(weight, base, decision)
+    weight = weight.float()
+    return {
+        "held_out_error_base": relative_error(weight, pruned, held_out.gram),
+        "held_out_error": relative_error(weight, final, held_out.gram),
+    }
+
+
+def _before_and_after(weight: Tensor, base: Tensor, decision: Decision) -> tuple[Tensor, Tensor]:
+    weight = weight.float()
+    changed = decision.weight
+    return weight * base, weight * decision.keep if changed is None else changed
 
 
 def relative_error(weight: Tensor, changed: Tensor, gram: Tensor) -> float:

@@ -66,7 +66,33 @@ def keep_by_row(score: Tensor, sparsity: float) -> Tensor:
 
 def keep_by_layer(score: Tensor, sparsity: float) -> Tensor:
     """The whole matrix loses exactly `floor(numel * sparsity)` weights (RIA's way)."""
-    return drop_lowest(score.flatten(), removed(score.numel(), sparsity)).view(score.shape)
+    return keep_count(score, removed(score.numel(), sparsity), "layer")
+
+
+def removed_from(rows: int, columns: int, sparsity: float, group: str) -> int:
+    """How many weights `keep_mask` takes from a matrix."""
+    by_row = group == "row"
+    return rows * removed(columns, sparsity) if by_row else removed(rows * columns, sparsity)
+
+
+def keep_count(score: Tensor, count: int, group: str) -> Tensor:
+    """The matrix loses exactly `count` weights: the lowest, or, by `row`, the lowest of every row,
+    one more from the first rows when the count does not divide."""
+    if group == "layer":
+        return drop_lowest(score.flatten(), count).view(score.shape)
+    each, more = divmod(count, score.shape[0])
+    if not more:
+        return drop_lowest(score, each)
+    return torch.cat([drop_lowest(score[:more], each + 1), drop_lowest(score[more:], each)])
+
+
+def keep_nested(score: Tensor, pattern: Pattern, share: float) -> Tensor:
+    """On the way to N:M: of what the pattern removes, the lowest `share` of every row is gone."""
+    keep = keep_n_of_m(score, pattern)
+    if share >= 1:
+        return keep
+    going = score.masked_fill(keep, torch.inf)
+    return drop_lowest(going, int(share * pattern.sparsity * score.shape[-1]))
 
 
 def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from symprune import masks, refinements, scores, updates
+from symprune import allocations, masks, refinements, scores, updates
 from symprune.choices import check_names, read_mapping
 from symprune.errors import SympruneError
 
@@ -21,7 +21,9 @@ class Recipe:
 
     sparsity is the fraction of every group that goes; a pattern N:M keeps N of every M instead.
     group is `row` (each output channel loses the same number, Wanda's way) or `layer` (one
-    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4).
+    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). With rounds above 1 mask and
+    update are found in turn (`alternate`). allocate says how much each layer gives; left out, all
+    give the same.
     """
 
     method: str = "ria"
@@ -31,6 +33,8 @@ class Recipe:
     group: str = "row"
     refine: str | Mapping[str, Any] | None = None
     update: str | Mapping[str, Any] | None = None
+    rounds: int = 1
+    allocate: str | Mapping[str, Any] | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -50,12 +54,24 @@ class Recipe:
             raise SympruneError(f"Unknown group {self.group!r}; choose row or layer.")
         if self.pattern is not None and self.group != "row":
             raise SympruneError(f"Pattern {self.pattern} is its own group; leave out the group.")
-        for name in ("nsamples", "seqlen"):
+        for name in ("nsamples", "seqlen", "rounds"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SympruneError(f"{name} must be a whole number above 0.")
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
         object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
         object.__setattr__(self, "update", updates.to_dict(self.weight_update))
+        object.__setattr__(self, "allocate", allocations.to_dict(self.allocation))
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        if self.rounds > 1 and not isinstance(self.weight_update, updates.LeastSquares):
+            raise SympruneError("Rounds re-fit the weights in between: they need --update lsq.")
+        if self.rounds > 1 and self.refine is not None:
+            raise SympruneError("Rounds find the mask themselves: leave out the refinement.")
+        if self.allocate is not None and self.pattern is not None:
+            raise SympruneError(
+                f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."
+            )
 
     @property
     def text_seed(self) -> int:
@@ -78,6 +94,10 @@ class Recipe:
         return updates.chosen_update(self.update)
 
     @property
+    def allocation(self) -> allocations.Allocation | None:
+        return allocations.chosen_allocation(self.allocate)
+
+    @property
     def target_sparsity(self) -> float:
         """The fraction of prunable weights that goes."""
         return self.n_of_m.sparsity if self.n_of_m else float(self.sparsity or 0)
@@ -88,10 +108,17 @@ class Recipe:
         amount = self.pattern or f"{100 * self.target_sparsity:g} % per {self.group}"
         steps = [" ".join(part for part in (self.method, params) if part)]
         steps += [step.name for step in (self.refinement, self.weight_update) if step]
+        if self.rounds > 1:
+            steps[-1] += f" in {self.rounds} rounds"
+        if self.allocation is not None:
+            amount += f" allocated by {self.allocation.name}"
         return f"{' + '.join(steps)}, {amount}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        written = {key: value for key, value in asdict(self).items() if value is not None}
+        if self.rounds == 1:
+            del written["rounds"]
+        return written
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:

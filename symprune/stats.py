@@ -23,6 +23,7 @@ from symprune.errors import SympruneError
 SQUARE = "square"
 MOMENTS = "moments"
 GRAM = "gram"
+STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
 
 
 class ChannelStats:
@@ -69,11 +70,23 @@ class ChannelStats:
             self.sums["total"] += total.sum(0)
             self.sums["total_square"] += (total * total / tokens).sum(0)
         if GRAM in self.collect:
-            flat, gram = x.reshape(-1, self.channels), self.sums[GRAM]
-            if gram.device == flat.device:
-                gram.addmm_(flat.T, flat)
+            self._add_gram(x.reshape(-1, self.channels))
+
+    def _add_gram(self, x: Tensor) -> None:
+        """Only the blocks on and above the diagonal; `gram` mirrors them."""
+        gram = self.sums[GRAM]
+        for start, end in self._stripes():
+            part, block = gram[start:end, start:], x[:, start:end].T
+            if gram.device == x.device:
+                part.addmm_(block, x[:, start:])
             else:
-                gram += (flat.T @ flat).to(gram.device)
+                part += (block @ x[:, start:]).to(gram.device)
+
+    def _stripes(self) -> list[tuple[int, int]]:
+        width = -(-self.channels // max(1, min(MOST_STRIPES, self.channels // STRIPE)))
+        return [
+            (start, min(start + width, self.channels)) for start in range(0, self.channels, width)
+        ]
 
     def merge(self, other: ChannelStats) -> None:
         """Add another part's sums to these."""
@@ -125,7 +138,10 @@ class ChannelStats:
     @property
     def gram(self) -> Tensor:
         """G = X^T X, fp32."""
-        return self.sums[GRAM]
+        gram = self.sums[GRAM]
+        for start, end in self._stripes():
+            gram[end:, start:end] = gram[start:end, end:].T
+        return gram
 
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""

@@ -6,14 +6,18 @@ With d what a row has lost and G = X^T X, the row's error is ||X d||^2 = d^T G d
     pruning q by              2 w_q c_q + w_q^2 G_qq,
     both together by the sum of the two and  -2 w_g w_q G_gq.
 
-Every step takes the best few of each, evaluates all their pairs exactly and makes the best swap if
-it lowers the error; rows that cannot improve drop out. DSnoT steers by the mean of the error
-instead.
+Every step takes the best few of each (with N:M: the best pair of the best few groups) and the part
+of G between them. Inside that part swaps are made one after the other, each the exact best of all
+pairs, as long as the error falls; then c is brought up to date at once. Rows that cannot improve
+drop out. DSnoT steers by the mean of the error instead.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.masks import Pattern
@@ -33,14 +37,32 @@ def swap(
 ) -> Tensor:
     """The keep-mask after at most `max_swaps` swaps in every row of `weight` (`[out, in]`).
 
-    Every row keeps as many as before; with a pattern both sides of a swap lie in one group of M.
+    Every row keeps as many as before; with a pattern both sides of a swap lie in one group of M. Of
+    `candidates` to grow and as many to prune, at most half are used before the next are looked for.
     """
-    gram = gram.to(weight.device)
+    gram = gram.to(weight.device).contiguous()
     parts = [
         _swap_rows(weight[rows].float(), keep[rows].clone(), gram, max_swaps, candidates, pattern)
         for rows in torch.arange(len(weight), device=weight.device).split(ROWS_AT_ONCE)
     ]
     return torch.cat(parts)
+
+
+@dataclass
+class _Few:
+    """Coordinates that may flip: those to grow, then as many to prune.
+
+    cost is what flipping each alone changes the row's error by, cross what a pair adds to the sum
+    of its two costs, value what a flip takes from the row's loss.
+    """
+
+    index: Tensor  # [rows, 2k]
+    value: Tensor  # [rows, 2k]
+    cost: Tensor  # [rows, 2k]
+    cross: Tensor  # [rows, 2k, 2k]
+
+    def of(self, rows: Tensor) -> _Few:
+        return _Few(self.index[rows], self.value[rows], self.cost[rows], self.cross[rows])
 
 
 def _swap_rows(
@@ -55,57 +77,105 @@ def _swap_rows(
     lost = weight * ~keep
     pull = lost @ gram
     error = (lost * pull).sum(1)
+    # what flipping costs besides the term with c; infinite where there is nothing to grow, to prune
     own = weight**2 * gram.diagonal()
+    grow_own, prune_own = own.masked_fill(keep, torch.inf), own.masked_fill(~keep, torch.inf)
     rows = torch.arange(len(weight), device=weight.device)
-    for _ in range(max_swaps):
-        linear = 2 * weight * pull
-        grow = (own - linear).masked_fill_(keep, torch.inf)
-        prune = (own + linear).masked_fill_(~keep, torch.inf)
+    left = max_swaps
+    while left > 0:
+        grow = torch.addcmul(grow_own, weight, pull, value=-2)
+        prune = torch.addcmul(prune_own, weight, pull, value=2)
         if pattern is None:
-            change, grown, pruned = _best_pair(weight, grow, prune, gram, candidates)
+            few = _best_of_each(weight, grow, prune, gram, candidates)
         else:
-            change, grown, pruned = _best_in_group(weight, grow, prune, gram, pattern)
-        better = change < -SMALLEST_GAIN * error
-        if not better.any():
+            few = _best_groups(weight, grow, prune, gram, candidates, pattern)
+        steps = min(left, max(1, candidates // 2))
+        flip, gain = _swap_among(few, SMALLEST_GAIN * error, steps, paired=pattern is not None)
+        left -= steps
+        moved = flip.any(1)
+        if not moved.any():
             break
-        if not better.all():
-            rows, weight, keep, pull = rows[better], weight[better], keep[better], pull[better]
-            error, own = error[better], own[better]
-            change, grown, pruned = change[better], grown[better], pruned[better]
-        here = torch.arange(len(rows), device=rows.device)
-        keep[here, grown], keep[here, pruned] = True, False
-        result[rows, grown], result[rows, pruned] = True, False
-        pull += weight[here, pruned].unsqueeze(1) * gram[pruned]
-        pull -= weight[here, grown].unsqueeze(1) * gram[grown]
-        error = error + change
+        error = error - gain
+        if not moved.all():
+            rows, weight, pull, error = (t[moved] for t in (rows, weight, pull, error))
+            own, grow_own, prune_own = (t[moved] for t in (own, grow_own, prune_own))
+            flip, few = flip[moved], few.of(moved)
+        pull -= F.embedding_bag(few.index, gram, per_sample_weights=few.value * flip, mode="sum")
+        row, place = flip.nonzero(as_tuple=True)
+        column, grown = few.index[row, place], place < flip.shape[1] // 2
+        result[rows[row], column] = grown
+        prices = own[row, column]
+        grow_own[row, column] = prices.masked_fill(grown, torch.inf)
+        prune_own[row, column] = prices.masked_fill(~grown, torch.inf)
     return result
 
 
-def _best_pair(
+def _swap_among(few: _Few, smallest: Tensor, steps: int, paired: bool) -> tuple[Tensor, Tensor]:
+    """Which of the few flip after at most `steps` swaps, and how much each row's error falls.
+
+    A swap is any one to grow with any one to prune, or, paired, the i-th of each.
+    """
+    cost, cross, k = few.cost, few.cross, few.cost.shape[1] // 2
+    together = cross[:, :k, k:].diagonal(dim1=1, dim2=2) if paired else cross[:, :k, k:]
+    row = torch.arange(len(cost), device=cost.device)
+    flip = torch.zeros_like(cost, dtype=torch.bool)
+    gain = torch.zeros_like(smallest)
+    for _ in range(steps):
+        if paired:
+            change, g = (cost[:, :k] + cost[:, k:] + together).min(dim=1)
+            q = g + k
+        else:
+            pairs = cost[:, :k].unsqueeze(2) + cost[:, k:].unsqueeze(1) + together
+            change, place = pairs.flatten(1).min(dim=1)
+            g, q = place // k, place % k + k
+        better = change < -smallest
+        if not better.any():
+            break
+        gain -= torch.where(better, change, torch.zeros_like(change))
+        cost = cost + (cross[row, g] + cross[row, q]) * better.unsqueeze(1)
+        used = torch.where(better, torch.inf, 0.0).to(cost.dtype)
+        for flipped in (g, q):
+            cost[row, flipped] += used
+            flip[row, flipped] |= better
+    return flip, gain
+
+
+def _best_of_each(
     weight: Tensor, grow: Tensor, prune: Tensor, gram: Tensor, candidates: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The exact best pair among the best few to grow and the best few to prune, per row."""
+) -> _Few:
     few = min(candidates, weight.shape[1])
-    grow_change, g = grow.topk(few, dim=1, largest=False)
-    prune_change, q = prune.topk(few, dim=1, largest=False)
-    both = weight.gather(1, g).unsqueeze(2) * weight.gather(1, q).unsqueeze(1)
-    change = grow_change.unsqueeze(2) + prune_change.unsqueeze(1)
-    change -= 2 * both * gram[g.unsqueeze(2), q.unsqueeze(1)]
-    best, place = change.flatten(1).min(dim=1)
-    row = torch.arange(len(weight), device=weight.device)
-    return best, g[row, place // few], q[row, place % few]
+    grow_cost, g = grow.topk(few, dim=1, largest=False)
+    prune_cost, q = prune.topk(few, dim=1, largest=False)
+    return _few(weight, g, q, torch.cat([grow_cost, prune_cost], 1), gram)
 
 
-def _best_in_group(
-    weight: Tensor, grow: Tensor, prune: Tensor, gram: Tensor, pattern: Pattern
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The best pair of all that lie in one group of M, per row."""
+def _best_groups(
+    weight: Tensor,
+    grow: Tensor,
+    prune: Tensor,
+    gram: Tensor,
+    candidates: int,
+    pattern: Pattern,
+) -> _Few:
+    """Of the groups of M that can gain most, the best pair each."""
     rows, columns = weight.shape
-    m = pattern.m
-    groups = weight.view(rows, -1, m)
-    blocks = gram.view(columns // m, m, columns // m, m).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    change = grow.view(rows, -1, m, 1) + prune.view(rows, -1, 1, m)
-    change -= 2 * groups.unsqueeze(3) * groups.unsqueeze(2) * blocks
-    best, place = change.flatten(1).min(dim=1)
-    group, inside = place // (m * m), place % (m * m)
-    return best, group * m + inside // m, group * m + inside % m
+    m, groups = pattern.m, columns // pattern.m
+    inside = gram.view(groups, m, groups, m).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    grouped = weight.view(rows, groups, m)
+    change = grow.view(rows, groups, m, 1) + prune.view(rows, groups, 1, m)
+    change -= 2 * grouped.unsqueeze(3) * grouped.unsqueeze(2) * inside
+    best, place = change.flatten(2).min(dim=2)
+    group = best.topk(min(candidates, groups), dim=1, largest=False).indices
+    pair = place.gather(1, group)
+    g, q = group * m + pair // m, group * m + pair % m
+    cost = torch.cat([grow.gather(1, g), prune.gather(1, q)], 1)
+    return _few(weight, g, q, cost, gram)
+
+
+def _few(weight: Tensor, g: Tensor, q: Tensor, cost: Tensor, gram: Tensor) -> _Few:
+    index = torch.cat([g, q], 1)
+    value = torch.cat([weight.gather(1, g), -weight.gather(1, q)], 1)
+    place = (index * gram.shape[1]).unsqueeze(2) + index.unsqueeze(1)
+    cross = gram.view(-1).index_select(0, place.view(-1)).view(place.shape)
+    cross.mul_(2 * value.unsqueeze(2)).mul_(value.unsqueeze(1))
+    return _Few(index, value, cost, cross)

@@ -11,12 +11,15 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.masks import Pattern, keep_by_layer, keep_n_of_m
 
+ROWS_AT_ONCE = 512
+
 
 def least_squares(
     weight: Tensor,
     keep: Tensor,
     gram: Tensor,
     *,
+    start: Tensor | None = None,
     iters: int = 20,
     damping: float = 0.01,
     tolerance: float = 1e-3,
@@ -25,26 +28,42 @@ def least_squares(
 
     Minimises sum over rows of (w~ - w)^T (G + lambda I) (w~ - w), where lambda is `damping` times
     the mean of G's diagonal: directions the calibration data does not show stay at the dense
-    weights. All rows at once; an iteration is one product with G. Stops after `iters`, or when
-    every row's residual is below `tolerance` times its first.
+    weights. start is where the kept weights begin, the dense ones if not given. An iteration is one
+    product with G. Stops after `iters`, or when every row's residual is below `tolerance` times
+    that of the masked dense weights.
     """
     weight = weight.float()
     gram = gram.to(weight.device)
-    diagonal = gram.diagonal()
-    shift = damping * diagonal.mean()
-    if float(shift) == 0:
-        return weight * keep
-    scale = 1 / (diagonal + shift)
+    shift = float(damping * gram.diagonal().mean())
+    begin = weight if start is None else start
+    if shift == 0:
+        return begin * keep
+    parts = zip(*(t.split(ROWS_AT_ONCE) for t in (weight, begin, keep)), strict=True)
+    return torch.cat([_fit(w, x * k, k, gram, shift, iters, tolerance) for w, x, k in parts])
+
+
+def _fit(
+    weight: Tensor,
+    fitted: Tensor,
+    keep: Tensor,
+    gram: Tensor,
+    shift: float,
+    iters: int,
+    tolerance: float,
+) -> Tensor:
+    """Conjugate gradients from `fitted` for some rows, all at once."""
+    kept = keep.to(weight.dtype)
+    scale = 1 / (gram.diagonal() + shift)
 
     def apply(v: Tensor) -> Tensor:
-        return (v @ gram + shift * v) * keep
+        return torch.addmm(v, v, gram, beta=shift).mul_(kept)
 
-    change = torch.zeros_like(weight)
-    lost = weight * ~keep
-    residual = apply(lost)
-    step = residual * scale
-    size = (residual * step).sum(1, keepdim=True)
-    enough = tolerance**2 * size
+    def size_of(residual: Tensor) -> Tensor:
+        return (residual * residual).mul_(scale).sum(1, keepdim=True)
+
+    residual = apply(weight - fitted)
+    enough = tolerance**2 * size_of(apply(weight * ~keep) if iters else residual)
+    step, size = residual * scale, size_of(residual)
     for _ in range(iters):
         going = size > enough
         if not going.any():
@@ -52,14 +71,13 @@ def least_squares(
         image = apply(step)
         curvature = (step * image).sum(1, keepdim=True)
         rate = torch.where(going & (curvature > 0), size / curvature, torch.zeros_like(size))
-        change += rate * step
-        residual -= rate * image
-        preconditioned = residual * scale
-        new_size = (residual * preconditioned).sum(1, keepdim=True)
+        fitted.addcmul_(rate, step)
+        residual.addcmul_(rate, image, value=-1)
+        new_size = size_of(residual)
         turn = torch.where(going, new_size / size, torch.zeros_like(size))
-        step = preconditioned + turn * step
+        step.mul_(turn).addcmul_(residual, scale)
         size = torch.where(going, new_size, size)
-    return (weight + change) * keep
+    return fitted
 
 
 def sparsegpt(

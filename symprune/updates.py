@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from symprune import update
+from symprune import alternate, update
 from symprune.choices import check_positive, choose, written
 from symprune.masks import Pattern
 from symprune.stats import GRAM, ChannelStats
@@ -15,16 +15,21 @@ from symprune.stats import GRAM, ChannelStats
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """Kept weights re-fitted to the dense layer's outputs by masked conjugate gradients."""
+    """Kept weights re-fitted to the dense layer's outputs by masked conjugate gradients.
+
+    round_iters: steps inside a round, when the recipe has rounds.
+    """
 
     name: ClassVar[str] = "lsq"
     needs: ClassVar[str] = GRAM
     iters: int = 20
     damping: float = 0.01
     tolerance: float = 1e-3
+    round_iters: int = 4
 
     def __post_init__(self) -> None:
         check_positive(iters=self.iters, damping=self.damping, tolerance=self.tolerance)
+        check_positive(round_iters=self.round_iters)
 
     def __call__(
         self,
@@ -34,8 +39,34 @@ class LeastSquares:
         sparsity: float,
         pattern: Pattern | None,
     ) -> tuple[Tensor, Tensor]:
-        options = {"iters": self.iters, "damping": self.damping, "tolerance": self.tolerance}
-        return update.least_squares(weight, keep, stats.gram, **options), keep  # type: ignore[arg-type]
+        return self._fit(weight, keep, stats, None), keep
+
+    def in_rounds(
+        self, weight: Tensor, stats: ChannelStats, mask_of: alternate.MaskOf, rounds: int
+    ) -> tuple[Tensor, Tensor]:
+        """Mask and weights found in turn."""
+        start, keep = alternate.alternate(
+            weight,
+            stats.gram,
+            mask_of,
+            rounds=rounds,
+            iters=self.round_iters,
+            damping=self.damping,
+        )
+        return self._fit(weight, keep, stats, start), keep
+
+    def _fit(
+        self, weight: Tensor, keep: Tensor, stats: ChannelStats, start: Tensor | None
+    ) -> Tensor:
+        return update.least_squares(
+            weight,
+            keep,
+            stats.gram,
+            start=start,
+            iters=self.iters,
+            damping=self.damping,
+            tolerance=self.tolerance,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,152 @@
+"""How much each layer gives: by its outliers (OWL), or by what its removal was measured to cost.
+
+Both start from the dense model's Wanda scores |w| x and give every matrix a whole number of weights
+to lose; the sum over all matrices is exactly what equal shares would remove. Knows tensors only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from symprune import masks
+
+LEVELS = 16
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A matrix and what its dense scores say.
+
+    outliers counts scores above a multiple of their mean. price[i] is the part of the layer's
+    output (squared, relative) that is lost with the lowest `count[i]` scores of every row.
+    """
+
+    name: str
+    block: int
+    rows: int
+    columns: int
+    removed: int
+    outliers: int
+    count: list[int]
+    price: list[float]
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.columns
+
+
+def describe(
+    name: str,
+    block: int,
+    weight: Tensor,
+    input_norm: Tensor,
+    output_norm: Tensor,
+    *,
+    sparsity: float,
+    group: str,
+    spread: float,
+    outlier: float,
+) -> Layer:
+    """What an allocation has to know of a matrix; sparsities further than spread are not looked at.
+
+    Errors of single weights add up as if input channels were uncorrelated, as in Wanda's score.
+    """
+    score = weight.float().abs() * input_norm
+    rows, columns = score.shape
+    low, high = max(0.0, sparsity - spread), min(1.0, sparsity + spread)
+    bounds = torch.linspace(low * columns, high * columns, LEVELS + 1, dtype=torch.float64)
+    count = sorted({int(bound) for bound in bounds})
+    whole = float(output_norm.double().square().sum()) or 1.0
+    price = [lost / whole for lost in lowest_sums(score.square_(), count)]
+    outliers = int((score > (outlier * score.sqrt().mean()) ** 2).sum())
+    removed = masks.removed_from(rows, columns, sparsity, group)
+    return Layer(name, block, rows, columns, removed, outliers, count, price)
+
+
+def lowest_sums(values: Tensor, counts: list[int]) -> list[float]:
+    """For each count, the sum over rows of the lowest so many values of a row."""
+    sums = []
+    for count in counts:
+        if count == 0:
+            sums.append(0.0)
+            continue
+        if count == values.shape[1]:
+            sums.append(float(values.sum(dtype=torch.float64)))
+            continue
+        edge = masks.kth_smallest(values, count).unsqueeze(1)
+        below = values < edge
+        # of the values at the edge itself only as many as are missing
+        missing = count - masks.count_true(below)
+        at_edge = (edge.squeeze(1).double() * missing.to(edge.device)).sum()
+        sums.append(float((values * below).sum(dtype=torch.float64) + at_edge))
+    return sums
+
+
+def owl(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
+    """OWL (Yin et al., 2024): a block keeps the more, the larger its share of outliers.
+
+    The shares are stretched to 2 spread and centred, so that the blocks' mean is the sparsity;
+    inside a block all matrices are alike.
+    """
+    blocks = sorted({layer.block for layer in layers})
+    share = {}
+    for block in blocks:
+        own = [layer for layer in layers if layer.block == block]
+        share[block] = sum(layer.outliers for layer in own) / sum(layer.size for layer in own)
+    low, high = min(share.values()), max(share.values())
+    if high == low:
+        return {layer.name: layer.removed for layer in layers}
+    kept = {block: 2 * spread * (share[block] - low) / (high - low) for block in blocks}
+    centre = sum(kept.values()) / len(kept)
+    wanted = {
+        layer.name: layer.rows * layer.columns * (sparsity - kept[layer.block] + centre)
+        for layer in layers
+    }
+    return _exact(layers, wanted)
+
+
+def by_error(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
+    """Step by step, the next weights go where they cost the least part of their layer's output.
+
+    A row's lowest scores go first, so a layer's price per weight only rises: taking the cheapest
+    step each time gives the least total for the budget.
+    """
+    budget = sum(layer.removed for layer in layers)
+    given = {layer.name: layer.rows * layer.count[0] for layer in layers}
+    budget -= sum(given.values())
+    queue: list[tuple[float, int, int]] = []
+
+    def offer(place: int, step: int) -> None:
+        layer = layers[place]
+        if step + 1 < len(layer.count):
+            weights = layer.rows * (layer.count[step + 1] - layer.count[step])
+            price = (layer.price[step + 1] - layer.price[step]) / weights
+            heapq.heappush(queue, (price, place, step))
+
+    for place in range(len(layers)):
+        offer(place, 0)
+    while budget > 0 and queue:
+        _, place, step = heapq.heappop(queue)
+        layer = layers[place]
+        weights = min(budget, layer.rows * (layer.count[step + 1] - layer.count[step]))
+        given[layer.name] += weights
+        budget -= weights
+        offer(place, step + 1)
+    return _exact(layers, {name: float(count) for name, count in given.items()})
+
+
+def _exact(layers: list[Layer], wanted: dict[str, float]) -> dict[str, int]:
+    """Whole numbers near what is wanted, inside every layer's size, with exactly the total."""
+    total = sum(layer.removed for layer in layers)
+    counts = {layer.name: min(max(int(wanted[layer.name]), 0), layer.size) for layer in layers}
+    missing = total - sum(counts.values())
+    for layer in sorted(layers, key=lambda each: -each.size):
+        room = layer.size - counts[layer.name] if missing > 0 else counts[layer.name]
+        step = min(abs(missing), room)
+        counts[layer.name] += step if missing > 0 else -step
+        missing += -step if missing > 0 else step
+    return counts

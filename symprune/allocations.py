@@ -1,0 +1,65 @@
+"""The ways to divide the sparsity among layers a recipe may ask for: name, options, what to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from symprune import allocate
+from symprune.choices import check_positive, choose, written
+from symprune.errors import SympruneError
+
+
+@dataclass(frozen=True)
+class OWL:
+    """OWL (Yin et al., 2024): blocks with more outliers give less.
+
+    outlier: scores above so many times the mean are outliers. spread: no block's sparsity is
+    further than this from the whole's.
+    """
+
+    name: ClassVar[str] = "owl"
+    outlier: float = 5.0
+    spread: float = 0.08
+
+    def __post_init__(self) -> None:
+        check_positive(outlier=self.outlier)
+        _check_spread(self.spread)
+
+    def __call__(self, layers: list[allocate.Layer], sparsity: float) -> dict[str, int]:
+        return allocate.owl(layers, sparsity, self.spread)
+
+
+@dataclass(frozen=True)
+class ByError:
+    """The budget is spent where the measured error per removed weight is smallest.
+
+    spread: no matrix's sparsity is further than this from the whole's.
+    """
+
+    name: ClassVar[str] = "error"
+    spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_spread(self.spread)
+
+    def __call__(self, layers: list[allocate.Layer], sparsity: float) -> dict[str, int]:
+        return allocate.by_error(layers, sparsity, self.spread)
+
+
+Allocation = OWL | ByError
+ALLOCATIONS: dict[str, type[Any]] = {kind.name: kind for kind in (OWL, ByError)}
+
+
+def chosen_allocation(options: Any) -> Allocation | None:
+    """What a recipe's `allocate` says: nothing or `uniform`, a name, or a name with options."""
+    return None if options == "uniform" else choose("allocation", ALLOCATIONS, options)
+
+
+def to_dict(chosen: Allocation | None) -> dict[str, Any] | None:
+    return None if chosen is None else written(chosen.name, chosen)
+
+
+def _check_spread(spread: float) -> None:
+    if not 0 < spread < 1:
+        raise SympruneError(f"spread must lie between 0 and 1, not {spread}.")
