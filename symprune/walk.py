@@ -174,9 +174,11 @@ class Collector(TorchFunctionMode):
         self, matrices: Iterable[Matrix], collect_in: Iterable[str], collect_out: Iterable[str]
     ) -> None:
         super().__init__()
+        matrices = list(matrices)
         self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
         self.collect_in = frozenset(collect_in)
         self.collect_out = frozenset(collect_out)
+        self.device = next((m.parameter.device for m in matrices), torch.device("cpu"))
         self.inputs: dict[str, ChannelStats] = {}
         self.outputs: dict[str, ChannelStats] = {}
         self._fed: list[tuple[Tensor, ChannelStats]] = []
