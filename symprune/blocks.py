@@ -6,13 +6,14 @@ that reads a block from disk when it is entered and has written it when it is le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from symprune import walk
+from symprune.maskset import MaskSet
 from symprune.models import Layout
 
 if TYPE_CHECKING:
@@ -49,14 +50,13 @@ class Blocks:
         self,
         index: int,
         report: Report,
-        kept: Mapping[str, Tensor],
+        kept: MaskSet,
         activations: walk.Activations | None,
     ) -> None:
         """The block, still entered, is done: `kept` are its masks by parameter name."""
-        for name, keep in kept.items():
-            report.masks[name] = keep
+        report.masks.update(kept)
 
-    def once(self, name: str, make: Any) -> Any:
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()`, a value that JSON can hold, made only once for a run however often it is
         interrupted."""
         return make()

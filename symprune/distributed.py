@@ -44,6 +44,21 @@ def share(tokens: Tensor) -> Tensor:
     return torch.tensor_split(tokens, size())[rank()]
 
 
+def agree(answer: bool) -> bool:
+    """The first process's answer, in all of them."""
+    if size() == 1:
+        return answer
+    told = [answer]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if size() > 1:
+        dist.barrier()
+
+
 def reduce(measured: Collector) -> None:
     """Add up the statistics of a block over all processes."""
     if size() == 1:
@@ -73,3 +88,12 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device) -> None:
         stats = stats or ChannelStats(channels, collect, device)
         stats.all_reduce()
         table |= dict.fromkeys(names, stats)
+
+
+def gather(mine: dict[int, float]) -> dict[int, float]:
+    """All processes' entries, in all of them."""
+    if size() == 1:
+        return mine
+    everyone: list[dict[int, float]] = [{} for _ in range(size())]
+    dist.all_gather_object(everyone, mine)
+    return {number: value for part in everyone for number, value in part.items()}

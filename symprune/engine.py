@@ -237,9 +237,9 @@ def _prune_block(
     base: MaskSet | None,
     report_error: bool,
     tick: walk.Tick,
-) -> dict[str, Tensor]:
+) -> MaskSet:
     """Make and apply the masks of a block; experts share the mask of their fused parameter."""
-    kept: dict[str, Tensor] = {}
+    kept, fused = MaskSet(), dict[str, Tensor]()
     for number, matrix in enumerate(found):
         tick(number)
         inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
@@ -263,7 +263,7 @@ def _prune_block(
         if matrix.expert is None:
             kept[matrix.parameter_name] = stored
         else:
-            whole = kept.setdefault(
+            whole = fused.setdefault(
                 matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
             )
             whole[matrix.expert] = stored
@@ -272,6 +272,8 @@ def _prune_block(
         rows, columns = matrix.weight.shape
         names = (matrix.name, matrix.kind, matrix.part)
         report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
+    for name, keep in fused.items():
+        kept[name] = keep
     return kept
 
 
