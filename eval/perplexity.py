@@ -40,21 +40,35 @@ def perplexity(
     The row is cut into windows of `seqlen`, a remainder is left out, and in each window every token
     but the first is predicted from those before it.
     """
+    windows = cut(ids, seqlen, max_windows)
+    training, device = model.training, model.get_input_embeddings().weight.device
+    model.eval()
+    losses = []
+    for number, window in enumerate(windows):
+        logits = model(input_ids=window.unsqueeze(0).to(device), use_cache=False).logits
+        losses.append(loss(logits, window))
+        tick(number + 1, len(windows))
+    model.train(training)
+    return summary(losses, seqlen)
+
+
+def cut(ids: Tensor, seqlen: int, max_windows: int | None = None) -> Tensor:
+    """`[windows, seqlen]` from one row of token ids, without its remainder."""
     count = len(ids) // seqlen
     if count == 0 or seqlen < 2:
         raise SympruneError(
             f"The evaluation text has {len(ids)} tokens, too few for one window of {seqlen}."
         )
     count = min(count, max_windows) if max_windows else count
-    training, device = model.training, model.get_input_embeddings().weight.device
-    model.eval()
-    total = 0.0
-    for window in range(count):
-        batch = ids[window * seqlen : (window + 1) * seqlen].unsqueeze(0).to(device)
-        logits = model(input_ids=batch, use_cache=False).logits
-        loss = F.cross_entropy(logits[0, :-1].float(), batch[0, 1:].to(logits.device))
-        total += float(loss)
-        tick(window + 1, count)
-    model.train(training)
-    nll = total / count
-    return Perplexity(math.exp(nll) if nll < 700 else math.inf, nll, count, seqlen)
+    return ids[: count * seqlen].view(count, seqlen)
+
+
+def loss(logits: Tensor, window: Tensor) -> float:
+    """Mean negative log likelihood of a window's tokens but the first."""
+    return float(F.cross_entropy(logits[0, :-1].float(), window[1:].to(logits.device)))
+
+
+def summary(losses: list[float], seqlen: int) -> Perplexity:
+    """The figure of a text from those of its windows, in order."""
+    nll = sum(losses) / len(losses)
+    return Perplexity(math.exp(nll) if nll < 700 else math.inf, nll, len(losses), seqlen)

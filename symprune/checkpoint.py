@@ -61,7 +61,7 @@ def whole_folder(output: Path, force: bool = False) -> Iterator[Path]:
     try:
         yield work
         work.chmod(0o755)
-        _replace(work, output)
+        replace_folder(work, output)
     except Exception as error:
         explained = _explain(output, error)
         if explained is error:
@@ -71,7 +71,7 @@ def whole_folder(output: Path, force: bool = False) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _replace(work: Path, output: Path) -> None:
+def replace_folder(work: Path, output: Path) -> None:
     """Put `work` in the place of `output`; an old folder goes only once the new one stands."""
     if not output.exists():
         work.rename(output)
@@ -111,6 +111,24 @@ def save(
             tokenizer.save_pretrained(folder)
         masks.save(folder / FILE_NAME)
         write_record(folder, record)
+
+
+def write_around(
+    folder: Path, source: Path, model: Any, tokenizer: Any | None, dtype: str = "auto"
+) -> None:
+    """What a checkpoint has beside its weights: as it is in `source`, and the tokenizer."""
+    config = json.loads((source / "config.json").read_text())
+    if dtype != "auto":
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = source / "generation_config.json"
+    if generation.is_file():
+        shutil.copyfile(generation, folder / generation.name)
+    elif model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import decide, masks, walk
+from symprune import decide, distributed, masks, walk
+from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens
 from symprune.errors import SympruneError
 from symprune.hub import max_length
@@ -29,7 +30,8 @@ from symprune.recipe import Recipe
 from symprune.stats import ChannelStats
 
 Watch = Callable[[str, int, int, int, int], None]
-"""watch(stage, block, blocks, samples done, samples): called as the work goes on."""
+"""watch(stage, block, blocks, done, total): called as the work goes on. What is done are samples,
+or, in the stage `mask`, matrices."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,15 @@ def prune(
     report_error: bool = False,
     base: MaskSet | None = None,
     embedded: walk.Activations | None = None,
+    blocks: Blocks | None = None,
 ) -> Report:
     """Prune `model` in place and say what was done.
 
     data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
     themselves, `[samples, length]`. report_error also measures every layer's reconstruction error.
     base are masks made earlier, to be refined instead of made. embedded is what `walk.embed` made
-    of the same tokens, for callers that prune again and again.
+    of the same tokens, for callers that prune again and again. blocks says where the blocks are, if
+    not in memory. In a torch.distributed process group the samples are divided among the processes.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
@@ -131,7 +135,8 @@ def prune(
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     with walk.ready(model):
-        _walk(layout, tokens, report, needs, watch, base, embedded, report_error)
+        blocks = blocks or Blocks(layout, embedded)
+        _walk(layout, blocks, tokens, report, needs, watch, base, report_error)
     report.peak_memory = peak_memory()
     return report
 
@@ -174,48 +179,54 @@ def check_pattern(layout: Layout, recipe: Recipe) -> None:
 
 def _walk(
     layout: Layout,
+    blocks: Blocks,
     tokens: Tensor,
     report: Report,
     needs: decide.Needs,
     watch: Watch,
     base: MaskSet | None,
-    embedded: walk.Activations | None,
     report_error: bool,
 ) -> None:
-    blocks, samples = len(layout.blocks), len(tokens)
-    activations: walk.Activations | None = None
-    if needs and embedded is not None:
-        activations = walk.Activations(embedded.hidden.clone(), embedded.inputs)
-    elif needs:
-        with _timed(report, "embed"):
-            activations = walk.embed(
-                layout, tokens, lambda n: watch("embed", 0, blocks, n, samples)
-            )
-    for index, block in enumerate(layout.blocks):
-        found = layout.matrices(index)
-        measured = walk.Collector([], [], [])
-        if activations is not None:
-            with _timed(report, "collect"):
-                measured = walk.collect(
-                    activations,
-                    index,
-                    block,
+    tokens = distributed.share(tokens)
+    count, samples = len(blocks), len(tokens)
+
+    def ticker(stage: str, index: int) -> walk.Tick:
+        return lambda done: watch(stage, index, count, done, samples)
+
+    with _timed(report, "embed"):
+        first, activations = blocks.begin(tokens if needs else None, report, ticker("embed", 0))
+    for index in range(first, count):
+        with blocks.block(index) as block:
+            found = layout.matrices(index)
+            measured = walk.Collector([], [], [])
+            if activations is not None:
+                with _timed(report, "collect"):
+                    measured = walk.collect(
+                        activations,
+                        index,
+                        block,
+                        found,
+                        needs.inputs,
+                        needs.outputs,
+                        ticker("collect", index),
+                    )
+                    distributed.reduce(measured)
+            with _timed(report, "mask"):
+                kept = _prune_block(
                     found,
-                    needs.inputs,
-                    needs.outputs,
-                    lambda n, i=index: watch("collect", i, blocks, n, samples),  # type: ignore[misc]
+                    measured,
+                    report,
+                    needs,
+                    base,
+                    report_error,
+                    lambda n, i=index, f=found: watch("mask", i, count, n, len(f)),  # type: ignore[misc]
                 )
-        with _timed(report, "mask"):
-            watch("mask", index, blocks, 0, samples)
-            _prune_block(found, measured, report, needs, base, report_error)
-        if activations is not None and index + 1 < blocks:
-            with _timed(report, "advance"):
-                activations.advance(
-                    index,
-                    block,
-                    lambda n, i=index: watch("advance", i, blocks, n, samples),  # type: ignore[misc]
-                )
-        watch("done", index, blocks, samples, samples)
+            if activations is not None and index + 1 < count:
+                with _timed(report, "advance"):
+                    activations.advance(index, block, ticker("advance", index))
+            with _timed(report, "keep"):
+                blocks.finish(index, report, kept, activations)
+        watch("done", index, count, samples, samples)
 
 
 def _prune_block(
@@ -225,10 +236,12 @@ def _prune_block(
     needs: decide.Needs,
     base: MaskSet | None,
     report_error: bool,
-) -> None:
+    tick: walk.Tick,
+) -> MaskSet:
     """Make and apply the masks of a block; experts share the mask of their fused parameter."""
-    fused: dict[str, Tensor] = {}
-    for matrix in found:
+    kept, fused = MaskSet(), dict[str, Tensor]()
+    for number, matrix in enumerate(found):
+        tick(number)
         inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
         if needs and not (inputs or outputs):
             report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
@@ -248,7 +261,7 @@ def _prune_block(
         matrix.apply(keep)
         stored = keep.T if matrix.transposed else keep
         if matrix.expert is None:
-            report.masks[matrix.parameter_name] = stored
+            kept[matrix.parameter_name] = stored
         else:
             whole = fused.setdefault(
                 matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
@@ -260,7 +273,8 @@ def _prune_block(
         names = (matrix.name, matrix.kind, matrix.part)
         report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
     for name, keep in fused.items():
-        report.masks[name] = keep
+        kept[name] = keep
+    return kept
 
 
 @contextmanager

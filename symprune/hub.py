@@ -93,6 +93,25 @@ def _packaged_smollm2() -> Path | None:
     return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
+def local_folder(origin: Origin) -> Path | None:
+    """The folder on this machine with the model's safetensors files, fetched if need be; None for
+    a model that is not made of such files."""
+    from symprune.shards import shard_names
+
+    if origin.gguf_file:
+        return None
+    folder = Path(origin.path)
+    if not origin.is_local:
+        from huggingface_hub import snapshot_download
+
+        wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        try:
+            folder = Path(snapshot_download(origin.path, allow_patterns=wanted))
+        except Exception as error:
+            raise explain(origin, error) from error
+    return folder if shard_names(folder) else None
+
+
 def load(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
     """The causal LM and the tokenizer of MODEL, on `device` and in `dtype`."""
     origin = resolve(name)
@@ -102,8 +121,7 @@ def load(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any
 def load_model(origin: Origin, dtype: str = "auto") -> Any:
     from transformers import AutoModelForCausalLM
 
-    if dtype not in DTYPES:
-        raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(DTYPES)}.")
+    check_dtype(dtype)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:
         options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
@@ -118,6 +136,11 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
     return model
+
+
+def check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(DTYPES)}.")
 
 
 def _unpacked() -> dict[str, Any]:

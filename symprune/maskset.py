@@ -40,6 +40,15 @@ class MaskSet(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._bits)
 
+    def bits(self, name: str) -> Tensor:
+        """A mask as it is stored: eight weights a byte, lowest bit first."""
+        return self._bits[name]
+
+    def update(self, other: MaskSet) -> None:
+        """Take over the masks of another set."""
+        self._bits |= other._bits
+        self._shapes |= other._shapes
+
     def sparsity(self, name: str | None = None) -> float:
         """Fraction pruned, of one parameter or of all that have a mask."""
         names = list(self) if name is None else [name]
@@ -51,8 +60,7 @@ class MaskSet(Mapping[str, Tensor]):
         """Write one safetensors file (to `masks.safetensors` when given a folder)."""
         from safetensors.torch import save_file
 
-        shapes = json.dumps({name: list(shape) for name, shape in self._shapes.items()})
-        save_file(self._bits, _file(path), metadata={"shapes": shapes, "format": "symprune-masks"})
+        save_file(self._bits, _file(path), metadata=metadata(self._shapes))
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:
@@ -123,6 +131,12 @@ class MaskSet(Mapping[str, Tensor]):
                 masks.apply(kwargs["model"])
 
         return KeepZeros()
+
+
+def metadata(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """What a file of masks says about itself."""
+    plain = json.dumps({name: list(shape) for name, shape in shapes.items()})
+    return {"shapes": plain, "format": "symprune-masks"}
 
 
 def _file(path: str | Path) -> Path:

@@ -1,4 +1,8 @@
-"""One job from a name to a folder: load, measure, prune, measure, write. What the commands call."""
+"""One job from a name to a folder: measure, prune, measure, write. What the commands call.
+
+The model stays on disk: it is read, pruned and written block by block (`stream`, `sink`), and a job
+that was interrupted goes on where it was (`resume`).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration, checkpoint, decide, engine, hub
-from symprune.eval.perplexity import Perplexity, perplexity
+from symprune import calibration, checkpoint, decide, distributed, engine, hub, measure, resume
+from symprune.eval.perplexity import perplexity
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
+from symprune.shards import Shards, shard_names
+from symprune.sink import Sink, StreamedBlocks
+from symprune.stream import StreamedModel
 
 Tell = Callable[[str], None]
+Tick = Callable[[int, int], None]
+PASSING = ("seconds", "peak_memory_bytes")
+"""What differs from run to run, and is therefore not in the output."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Job:
     force: bool = False
     report_error: bool = False
     masks: Path | None = None
+    restart: bool = False
 
     @property
     def folder(self) -> Path:
@@ -60,13 +71,14 @@ def prune(
     job: Job,
     tell: Tell = lambda _: None,
     watch: engine.Watch = lambda *_: None,
-    watch_eval: Callable[[int, int], None] = lambda *_: None,
+    watch_eval: Tick = lambda *_: None,
 ) -> dict[str, Any]:
-    """Do the job and return its record, which is also `symprune.json` in the output folder.
+    """Do the job and return its record; without times it is `symprune.json` in the output folder.
 
     Whatever can fail cheaply comes first: the output folder, the texts, then the model.
     """
     checkpoint.check_output(job.folder, job.force)
+    hub.check_dtype(job.dtype)
     origin = hub.resolve(job.model)
     device = hub.pick_device(job.device)
     base = MaskSet.load(job.masks) if job.masks else None
@@ -82,29 +94,136 @@ def prune(
     held_out: Tensor | None = None
     if job.evaluate:
         held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
-    tell(f"Loading {job.model}")
-    model = hub.load_model(origin, job.dtype).to(device)
-    checkpoint.check_output(job.folder, job.force, needed=_size(model))
-    dense = _measure(job, model, held_out, seqlen, tell, watch_eval, "dense")
-    tell(f"Pruning: {job.recipe.describe()}")
-    report = engine.prune(model, data, job.recipe, watch, job.report_error, base)
-    report.notes[:0] = notes
-    pruned = _measure(job, model, held_out, seqlen, tell, watch_eval, "pruned")
-    record = {
-        "model": job.model,
-        "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
-        "description": job.recipe.describe(),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **report.to_dict(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": device.type,
-        "perplexity": _compare(job.held_out, dense, pruned),
-    }
-    tell(f"Writing {job.folder}")
-    checkpoint.save(job.folder, model, tokenizer, record, report.masks, job.force)
+    owner = distributed.rank() == 0
+    with resume.workspace(job.folder, job.force, job.restart, owner) as work:
+        facts = _facts(job, origin, data, base, device)
+        if not owner:
+            distributed.wait()
+        progress = resume.Progress.open(work, facts, job.folder, owner)
+        opened = _open(job, origin, device, work, tell)
+        sink = _sink(job, opened, work, progress)
+        if owner:
+            distributed.wait()
+        blocks = StreamedBlocks(opened.streamed, sink, progress)
+        ruler = _Ruler(job, opened.streamed, held_out, seqlen, tell, watch_eval)
+        dense = blocks.once(f"dense {ruler}", ruler.measure)
+        tell(_begins(job, progress, len(blocks)))
+        report = engine.prune(
+            opened.streamed.model, data, job.recipe, watch, job.report_error, base, blocks=blocks
+        )
+        report.notes[:] = list(dict.fromkeys([*notes, *report.notes]))
+        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(sink.pruned()))
+        record = {
+            "model": job.model,
+            "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
+            "description": job.recipe.describe(),
+            **report.to_dict(),
+            "dtype": str(opened.streamed.dtype).removeprefix("torch."),
+            "device": device.type,
+            "perplexity": _compare(job.held_out, dense, pruned),
+        }
+        if owner:
+            tell(f"Writing {job.folder}")
+            sink.write_rest()
+            checkpoint.write_around(
+                sink.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
+            )
+            lasting = {name: value for name, value in record.items() if name not in PASSING}
+            checkpoint.write_record(sink.folder, lasting)
+    distributed.wait()
+    record["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record["output"] = str(job.folder)
     record["output_bytes"] = checkpoint.folder_size(job.folder)
     return record
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model's folder, its files and the model without weights."""
+
+    folder: Path
+    shards: Shards
+    streamed: StreamedModel
+
+
+def _open(job: Job, origin: hub.Origin, device: torch.device, work: Path, tell: Tell) -> _Opened:
+    """The model's safetensors folder; what comes as something else is made one, in memory."""
+    folder = hub.local_folder(origin)
+    if folder is None:
+        folder = work / "dense"
+        if not folder.is_dir() and distributed.rank() == 0:
+            tell(f"Loading {job.model}")
+            new = work / "dense.new"
+            hub.load_model(origin, job.dtype).save_pretrained(new)
+            new.rename(folder)
+    shards = Shards(folder)
+    config = hub.load_config(hub.Origin(job.model, str(folder)))
+    return _Opened(folder, shards, StreamedModel(shards, config, job.dtype, device))
+
+
+def _facts(
+    job: Job, origin: hub.Origin, data: Any, base: MaskSet | None, device: torch.device
+) -> dict[str, Any]:
+    """Everything the output depends on."""
+    folder = hub.local_folder(origin)
+    names = shard_names(folder) if folder else [origin.gguf_file or "config.json"]
+    files = {}
+    for name in names:
+        about = (Path(folder or origin.path) / name).stat()
+        files[name] = f"{about.st_size} bytes, changed {about.st_mtime_ns}"
+    return {
+        "model": files,
+        "recipe": job.recipe.to_dict(),
+        "calibration tokens": resume.digest(data) if isinstance(data, Tensor) else None,
+        "masks": resume.digest(*(base.bits(name) for name in base)) if base else None,
+        "report_error": job.report_error,
+        "dtype": job.dtype,
+        "device": device.type,
+        "processes": distributed.size(),
+        "versions": checkpoint.versions(),
+    }
+
+
+def _sink(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> Sink:
+    sink = Sink(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
+    engine.check_pattern(opened.streamed.layout, job.recipe)
+    if distributed.rank() == 0 and not (progress.finished and sink.is_there()):
+        checkpoint.check_output(job.folder, job.force, needed=sink.size)
+        progress.restart()
+        sink.create()
+    return sink
+
+
+def _begins(job: Job, progress: resume.Progress, blocks: int) -> str:
+    if progress.finished:
+        return f"Going on after block {progress.finished} of {blocks}: {job.recipe.describe()}"
+    return f"Pruning: {job.recipe.describe()}"
+
+
+@dataclass(frozen=True)
+class _Ruler:
+    """Measures perplexity before and after, if that is wanted."""
+
+    job: Job
+    streamed: StreamedModel
+    held_out: Tensor | None
+    seqlen: int
+    tell: Tell
+    tick: Tick
+
+    def __str__(self) -> str:
+        return f"{self.job.held_out} {self.job.eval_windows} {self.held_out is not None}"
+
+    def measure(self, pruned: Shards | None = None) -> dict[str, float] | None:
+        if self.held_out is None:
+            return None
+        which = "pruned" if pruned else "dense"
+        self.tell(f"Perplexity of the {which} model on {self.job.held_out}")
+        at_once = measure.windows_at_once(self.streamed, self.seqlen, self.job.recipe.nsamples)
+        return measure.perplexity(
+            self.streamed, self.held_out, self.seqlen, self.job.eval_windows, self.tick, pruned,
+            at_once,
+        ).to_dict()  # fmt: skip
 
 
 def recipe_of(masks: Path) -> Recipe:
@@ -116,32 +235,13 @@ def recipe_of(masks: Path) -> Recipe:
     return Recipe(pattern=find_pattern(found[next(iter(found))]))
 
 
-def _measure(
-    job: Job,
-    model: Any,
-    held_out: Tensor | None,
-    seqlen: int,
-    tell: Tell,
-    tick: Callable[[int, int], None],
-    name: str,
-) -> Perplexity | None:
-    if held_out is None:
-        return None
-    tell(f"Perplexity of the {name} model on {job.held_out}")
-    return perplexity(model, held_out, seqlen, job.eval_windows, tick)
-
-
 def _compare(
-    data: str, dense: Perplexity | None, pruned: Perplexity | None
+    data: str, dense: dict[str, float] | None, pruned: dict[str, float] | None
 ) -> list[dict[str, Any]]:
     if dense is None or pruned is None:
         return []
-    entry = {"data": data, "dense": dense.perplexity, "pruned": pruned.perplexity}
-    return [{**entry, "windows": pruned.windows, "seqlen": pruned.seqlen}]
-
-
-def _size(model: torch.nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    entry = {"data": data, "dense": dense["perplexity"], "pruned": pruned["perplexity"]}
+    return [{**entry, "windows": pruned["windows"], "seqlen": pruned["seqlen"]}]
 
 
 def evaluate(
@@ -152,16 +252,24 @@ def evaluate(
     dtype: str = "auto",
     device: str = "auto",
     tell: Tell = lambda _: None,
-    tick: Callable[[int, int], None] = lambda *_: None,
+    tick: Tick = lambda *_: None,
 ) -> dict[str, Any]:
-    """Perplexity of a saved model on a held-out text, as a record."""
+    """Perplexity of a saved model on a held-out text, as a record. It stays on disk if it can."""
     origin = hub.resolve(model_name)
     where = hub.pick_device(device)
     seqlen, notes = engine.cap_seqlen(hub.load_config(origin), seqlen)
     tokenizer = hub.load_tokenizer(origin)
     ids = calibration.encode(tokenizer, calibration.text(data, "test"))
-    tell(f"Loading {model_name}")
-    model = hub.load_model(origin, dtype).to(where)
-    tell(f"Perplexity on {data}")
-    result = perplexity(model, ids, seqlen, max_windows, tick)
+    folder = hub.local_folder(origin)
+    if folder is None:
+        tell(f"Loading {model_name}")
+        model = hub.load_model(origin, dtype).to(where)
+        tell(f"Perplexity on {data}")
+        result = perplexity(model, ids, seqlen, max_windows, tick)
+    else:
+        hub.check_dtype(dtype)
+        streamed = StreamedModel(Shards(folder), hub.load_config(origin), dtype, where)
+        at_once = measure.windows_at_once(streamed, seqlen, 1)
+        tell(f"Perplexity on {data}")
+        result = measure.perplexity(streamed, ids, seqlen, max_windows, tick, at_once=at_once)
     return {"model": model_name, "data": data, **result.to_dict(), "notes": notes}

@@ -22,6 +22,7 @@ from symprune.stats import ChannelStats
 
 Tick = Callable[[int], None]
 BlockInputs = tuple[tuple[Any, ...], dict[str, Any]]
+Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 class _Captured(Exception):
@@ -31,9 +32,12 @@ class _Captured(Exception):
 class Activations:
     """The hidden states in front of the next block, and what else each block's forward takes."""
 
-    def __init__(self, hidden: Tensor, inputs: list[BlockInputs]) -> None:
+    def __init__(
+        self, hidden: Tensor, inputs: list[BlockInputs], blocks_return_tuples: bool = False
+    ) -> None:
         self.hidden = hidden
         self.inputs = inputs
+        self.blocks_return_tuples = blocks_return_tuples
 
     def __len__(self) -> int:
         return self.hidden.shape[0]
@@ -71,20 +75,56 @@ def ready(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def embed(layout: Layout, tokens: Tensor, tick: Tick = lambda _: None) -> Activations:
-    """Run everything in front of the first block on `tokens` (`[samples, length]`)."""
-    first, inputs = _capture_all(layout, tokens[:1])
-    hidden = torch.empty((len(tokens), *first.shape[1:]), dtype=first.dtype, device=first.device)
-    hidden[:1] = first
+def embed(
+    layout: Layout, tokens: Tensor, tick: Tick = lambda _: None, allocate: Allocate | None = None
+) -> Activations:
+    """Run everything in front of the first block on `tokens` (`[samples, length]`).
+
+    allocate(shape, dtype, device) makes the room for the hidden states, if not in memory.
+    """
+    activations, first = frame(layout, tokens, allocate)
+    activations.hidden[:1] = first
     tick(0)
     for sample in range(1, len(tokens)):
-        hidden[sample : sample + 1] = _capture_first(layout, tokens[sample : sample + 1])
+        found = _capture_first(layout, tokens[sample : sample + 1])
+        activations.hidden[sample : sample + 1] = found
         tick(sample)
-    return Activations(hidden, inputs)
+    return activations
 
 
-def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs]]:
-    """The hidden state in front of the first block, and every block's other arguments.
+def frame(
+    layout: Layout, tokens: Tensor, allocate: Allocate | None = None
+) -> tuple[Activations, Tensor]:
+    """Room for the hidden states of `tokens`, not yet filled, and those of the first sample."""
+    first, inputs, as_tuples = _capture_all(layout, tokens[:1])
+    shape = (len(tokens), *first.shape[1:])
+    if allocate is None:
+        hidden = torch.empty(shape, dtype=first.dtype, device=first.device)
+    else:
+        hidden = allocate(shape, first.dtype, first.device)
+    return Activations(hidden, inputs, as_tuples), first
+
+
+def logits(layout: Layout, tokens: Tensor, activations: Activations, sample: int) -> Tensor:
+    """What the model makes of one sample's hidden states behind the last block.
+
+    The model's own forward runs, with every block passed over and the last giving those states.
+    """
+    last, passed = activations.hidden[sample : sample + 1], 0
+
+    def passed_over(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passed
+        passed += 1
+        given = _split(args, kwargs)[0]
+        out = last.to(given.device) if passed == len(layout.blocks) else given
+        return (out, None) if activations.blocks_return_tuples else out
+
+    return _forward(layout, tokens, passed_over, list(layout.blocks)).logits
+
+
+def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs], bool]:
+    """The hidden state in front of the first block, every block's other arguments, and whether
+    the model takes tuples from its blocks.
 
     The blocks are passed over, not run. Most models take a block's output as it is, some index the
     tuple it returns: where indexing a tensor has eaten a dimension, the pass is repeated with
@@ -110,7 +150,7 @@ def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInpu
 
         _forward(layout, tokens, passed_over, list(layout.blocks))
         if len(seen) == len(layout.blocks) and seen[-1].shape == seen[0].shape:
-            return seen[0], inputs
+            return seen[0], inputs, as_tuple
     raise SympruneError(
         f"{type(layout.model).__name__} does not pass its hidden states through {layout.prefix} "
         "one block after the other, so it cannot be walked."
@@ -130,15 +170,15 @@ def _capture_first(layout: Layout, tokens: Tensor) -> Tensor:
 
 def _forward(
     layout: Layout, tokens: Tensor, stand_in: Callable[..., Any], blocks: list[nn.Module]
-) -> None:
+) -> Any:
     """Run the model with the forward of `blocks` replaced, until it has captured what it wanted."""
     for block in blocks:
         block.forward = stand_in  # type: ignore[method-assign]
     try:
         device = layout.model.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
-        layout.model(input_ids=tokens.to(device), use_cache=False)
+        return layout.model(input_ids=tokens.to(device), use_cache=False)
     except _Captured:
-        pass
+        return None
     finally:
         for block in blocks:
             del block.forward
@@ -174,9 +214,11 @@ class Collector(TorchFunctionMode):
         self, matrices: Iterable[Matrix], collect_in: Iterable[str], collect_out: Iterable[str]
     ) -> None:
         super().__init__()
+        matrices = list(matrices)
         self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
         self.collect_in = frozenset(collect_in)
         self.collect_out = frozenset(collect_out)
+        self.device = next((m.parameter.device for m in matrices), torch.device("cpu"))
         self.inputs: dict[str, ChannelStats] = {}
         self.outputs: dict[str, ChannelStats] = {}
         self._fed: list[tuple[Tensor, ChannelStats]] = []

@@ -1,0 +1,62 @@
+"""How the walk gets at a model's blocks: one at a time, in order, each entered and left once.
+
+`Blocks` is a model that is in memory as a whole, where there is nothing to fetch. `stream` has one
+that reads a block from disk when it is entered and has written it when it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from symprune import walk
+from symprune.maskset import MaskSet
+from symprune.models import Layout
+
+if TYPE_CHECKING:
+    from symprune.engine import Report
+
+
+class Blocks:
+    """The blocks of a model in memory."""
+
+    def __init__(self, layout: Layout, embedded: walk.Activations | None = None) -> None:
+        self.layout = layout
+        self.embedded = embedded
+
+    def __len__(self) -> int:
+        return len(self.layout.blocks)
+
+    def begin(
+        self, tokens: Tensor | None, report: Report, tick: walk.Tick
+    ) -> tuple[int, walk.Activations | None]:
+        """The first block to prune, and the hidden states in front of it (None without tokens).
+
+        Blocks before the first were finished by an earlier run; what it did is put into `report`.
+        """
+        if self.embedded is not None and tokens is not None:
+            return 0, walk.Activations(self.embedded.hidden.clone(), self.embedded.inputs)
+        return 0, None if tokens is None else walk.embed(self.layout, tokens, tick)
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """A block whose weights are there as long as the context lasts."""
+        yield self.layout.blocks[index]
+
+    def finish(
+        self,
+        index: int,
+        report: Report,
+        kept: MaskSet,
+        activations: walk.Activations | None,
+    ) -> None:
+        """The block, still entered, is done: `kept` are its masks by parameter name."""
+        report.masks.update(kept)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()`, a value that JSON can hold, made only once for a run however often it is
+        interrupted."""
+        return make()

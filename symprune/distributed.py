@@ -1,0 +1,99 @@
+"""Several processes, one model: each has a share of the calibration samples, all get the same sums.
+
+Every process walks the same blocks over its own samples. After a block is measured, the statistics
+are added up over the processes, so all of them score the same numbers and make the same masks.
+Per-channel sums are fp64 sums of a sample's fp32 sums: their order moves the fp32 norm by at most
+its last bit, and only if it lies within 1e-15 of a rounding boundary. The Gram matrix is summed in
+fp32, so masks refined and weights updated from it agree to rounding (1e-6), not in every bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.stats import ChannelStats
+from symprune.walk import Collector
+
+
+def size() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if _running() else 1
+
+
+def rank() -> int:
+    """Which of them this is; 0 writes the files."""
+    return dist.get_rank() if _running() else 0
+
+
+def _running() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def share(tokens: Tensor) -> Tensor:
+    """This process's samples: consecutive ones, as many as others have or one more."""
+    if size() == 1 or len(tokens) == 0:
+        return tokens
+    if len(tokens) < size():
+        raise SympruneError(
+            f"{len(tokens)} calibration samples are too few for {size()} processes; "
+            "raise --nsamples."
+        )
+    return torch.tensor_split(tokens, size())[rank()]
+
+
+def agree(answer: bool) -> bool:
+    """The first process's answer, in all of them."""
+    if size() == 1:
+        return answer
+    told = [answer]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if size() > 1:
+        dist.barrier()
+
+
+def reduce(measured: Collector) -> None:
+    """Add up the statistics of a block over all processes."""
+    if size() == 1:
+        return
+    for table in (measured.inputs, measured.outputs):
+        _reduce(table, measured.device)
+
+
+def _reduce(table: dict[str, ChannelStats], device: torch.device) -> None:
+    """The processes may have met different experts: first they agree on what there is."""
+    groups: dict[int, tuple[ChannelStats, list[str]]] = {}
+    for name, stats in table.items():
+        groups.setdefault(id(stats), (stats, []))[1].append(name)
+    mine = [(names, s.channels, sorted(s.collect)) for s, names in groups.values()]
+    everyone: list[list[tuple[list[str], int, list[str]]]] = [[] for _ in range(size())]
+    dist.all_gather_object(everyone, mine)
+    agreed: dict[str, tuple[list[str], int, list[str]]] = {}
+    for group in (group for process in everyone for group in process):
+        if not any(name in agreed for name in group[0]):
+            agreed |= dict.fromkeys(group[0], group)
+    done: set[str] = set()
+    for names, channels, collect in agreed.values():
+        if names[0] in done:
+            continue
+        done.update(names)
+        stats = next((table[name] for name in names if name in table), None)
+        stats = stats or ChannelStats(channels, collect, device)
+        stats.all_reduce()
+        table |= dict.fromkeys(names, stats)
+
+
+def gather(mine: dict[int, float]) -> dict[int, float]:
+    """All processes' entries, in all of them."""
+    if size() == 1:
+        return mine
+    everyone: list[dict[int, float]] = [{} for _ in range(size())]
+    dist.all_gather_object(everyone, mine)
+    return {number: value for part in everyone for number, value in part.items()}

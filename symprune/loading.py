@@ -1,0 +1,121 @@
+"""Which tensors of a checkpoint make which parameters of a model, and putting them there.
+
+A checkpoint's names need not be the model's: prefixes come and go, and experts that are files of
+their own on disk are one fused parameter in the model. transformers knows the rules; here they are
+applied to some parameters at a time, on a model that otherwise has no weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from symprune.errors import SympruneError
+
+
+class Tensors(Protocol):
+    """Something that tensors can be read from by name."""
+
+    def read(self, name: str) -> Tensor: ...
+
+
+def skeleton(config: Any, dtype: torch.dtype) -> Any:
+    """A causal LM without weights: parameters are on the meta device, buffers are real."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval().requires_grad_(False)
+
+
+class Names:
+    """The way from a checkpoint's tensors to a model's parameters and back."""
+
+    def __init__(self, model: Any, keys: Iterable[str], dtype: torch.dtype) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        self.model = model
+        rules = get_model_conversion_mapping(model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._converters = {p: rule for rule in converters for p in rule.source_patterns}
+        self._wide = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
+        known = model.state_dict()
+        self.sources: dict[str, list[tuple[str, str | None]]] = {}
+        for key in sorted(keys, key=dot_natural_key):
+            name, pattern = rename_source_key(
+                key, renamings, converters, model.base_model_prefix, known
+            )
+            if name not in known and key in known:
+                name, pattern = key, None
+            if name in known:
+                self.sources.setdefault(name, []).append((key, pattern))
+        model._weight_conversions = [rule for rule in rules if rule.was_used()]
+
+    def keys_of(self, parameters: Iterable[str]) -> list[str]:
+        """The checkpoint's tensors behind some parameters."""
+        return [key for name in parameters for key, _ in self.sources.get(name, [])]
+
+    def load(self, tensors: Tensors, parameters: Iterable[str], device: torch.device) -> None:
+        """Read parameters (and buffers) and put them into the model."""
+        for name in parameters:
+            for target, value in self._made(tensors, name).items():
+                self._set(target, value, device)
+
+    def _made(self, tensors: Tensors, name: str) -> dict[str, Tensor]:
+        sources = self.sources[name]
+        if sources[0][1] is None:
+            return {name: tensors.read(sources[0][0])}
+        rule = deepcopy(self._converters[sources[0][1]])
+        for key, pattern in sources:
+            rule.add_tensor(name, key, pattern, lambda key=key: tensors.read(key))
+        made = rule.convert(name, model=self.model, config=self.model.config)
+        return {k: v[0] if isinstance(v, list) else v for k, v in made.items()}
+
+    def _set(self, name: str, value: Tensor, device: torch.device) -> None:
+        path, _, leaf = name.rpartition(".")
+        module = self.model.get_submodule(path)
+        there = getattr(module, leaf)
+        if there.shape != value.shape:
+            raise SympruneError(
+                f"{name} is {tuple(value.shape)} in the checkpoint, "
+                f"{tuple(there.shape)} by its configuration."
+            )
+        wide = any(re.search(pattern, name) for pattern in self._wide)
+        dtype = torch.float32 if wide and value.is_floating_point() else there.dtype
+        value = value.to(device, dtype)
+        if leaf in module._buffers:
+            module._buffers[leaf] = value
+        else:
+            module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+
+    def unmade(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters under the names, and in the pieces, the checkpoint has them in."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        plain = {n: v for n, v in values.items() if self.sources[n][0][1] is None}
+        found = {self.sources[name][0][0]: value for name, value in plain.items()}
+        fused = {name: value for name, value in values.items() if name not in plain}
+        return found | (revert_weight_conversion(self.model, fused) if fused else {})
+
+
+def release(model: nn.Module, parameters: Iterable[str]) -> None:
+    """Let go of parameters' memory."""
+    for name in parameters:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if module._parameters.get(leaf) is not None:
+            empty = torch.empty_like(module._parameters[leaf], device="meta")
+            module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)

@@ -1,0 +1,76 @@
+"""Perplexity of a model that stays on disk: text goes through it block by block.
+
+Windows go through it in groups whose hidden states fit into memory; the model is read once for each
+group. The figure is the one `eval.perplexity` gives for the model in memory, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from symprune import distributed, walk
+from symprune.eval.perplexity import Perplexity, cut, loss, summary
+from symprune.stream import Source, StreamedModel
+
+
+def perplexity(
+    streamed: StreamedModel,
+    ids: Tensor,
+    seqlen: int,
+    max_windows: int | None = None,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+    blocks_from: Source | None = None,
+    at_once: int = 1,
+    allocate: walk.Allocate | None = None,
+) -> Perplexity:
+    """Perplexity on one row of token ids, `at_once` windows at a time.
+
+    blocks_from holds the blocks' weights, if not the model's own files.
+    """
+    windows = cut(ids, seqlen, max_windows)
+    mine = torch.arange(len(windows))[distributed.rank() :: distributed.size()]
+    losses: dict[int, float] = {}
+    with walk.ready(streamed.model):
+        for start in range(0, len(mine), at_once):
+            group = mine[start : start + at_once]
+
+            def part(done: float, start: int = start, count: int = len(group)) -> None:
+                tick(int((start + count * done) * len(windows) / len(mine)), len(windows))
+
+            found = _losses(streamed, windows[group], part, blocks_from, allocate)
+            losses |= dict(zip(group.tolist(), found, strict=True))
+    tick(len(windows), len(windows))
+    losses = distributed.gather(losses)
+    return summary([losses[number] for number in range(len(windows))], seqlen)
+
+
+def _losses(
+    streamed: StreamedModel,
+    windows: Tensor,
+    part: Callable[[float], None],
+    blocks_from: Source | None,
+    allocate: walk.Allocate | None,
+) -> list[float]:
+    layout, steps = streamed.layout, len(streamed) + 1
+    with streamed.around():
+        activations = walk.embed(layout, windows, allocate=allocate)
+    for index in range(len(streamed)):
+        with streamed.block(index, blocks_from) as block:
+            activations.advance(index, block)
+        part((index + 1) / steps)
+    with streamed.around(head=True):
+        return [
+            loss(walk.logits(layout, window[None], activations, number), window)
+            for number, window in enumerate(windows)
+        ]
+
+
+def windows_at_once(streamed: StreamedModel, seqlen: int, samples: int) -> int:
+    """As many windows as calibration samples, or as take the room of one block, if that is more."""
+    width = streamed.model.get_input_embeddings().weight.shape[1]
+    window = seqlen * width * streamed.dtype.itemsize
+    block = sum(p.numel() * p.element_size() for p in streamed.layout.blocks[0].parameters())
+    return max(1, samples, block // window)

@@ -1,0 +1,251 @@
+"""A checkpoint's safetensors files, one tensor at a time: read through a memory map, written in
+place.
+
+A file's header says where every tensor lies, so an output file can be made at its full size before
+the first tensor is known, and tensors arrive in any order. What is read or written leaves the
+process's memory at once; only tensors asked for stay.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symprune.errors import SympruneError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+CHUNK = 8 * 2**20
+LARGEST_HEADER = 100 * 2**20
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: `size` bytes from `start` of `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """The beginning of a safetensors file, as its bytes and as what they say."""
+
+    raw: bytes
+    entries: tuple[Entry, ...]
+    metadata: Mapping[str, str]
+
+    @property
+    def file_size(self) -> int:
+        return len(self.raw) + sum(entry.size for entry in self.entries)
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file, checked against the file's size."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(LARGEST_HEADER, size - 8):
+                raise ValueError("its header is not one")
+            raw = length.to_bytes(8, "little") + file.read(length)
+        header = parse_header(raw, path.name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SympruneError(f"{path} is a corrupt safetensors file: {error}.") from error
+    except OSError as error:
+        raise SympruneError(f"{path} cannot be read: {error.strerror}.") from error
+    if header.file_size != size:
+        raise SympruneError(
+            f"{path} is a corrupt safetensors file: it has {size} bytes, not {header.file_size}."
+        )
+    return header
+
+
+def parse_header(raw: bytes, file: str) -> Header:
+    """What the first bytes of a file say; `ValueError` and the like when they make no sense."""
+    described = json.loads(raw[8:])
+    metadata = described.pop("__metadata__", {})
+    entries = []
+    for name, about in described.items():
+        begin, end = about["data_offsets"]
+        shape = tuple(about["shape"])
+        if about["dtype"] not in DTYPES:
+            raise ValueError(f"the type {about['dtype']} of {name} is unknown")
+        if end - begin != int(np.prod(shape, dtype=object)) * DTYPES[about["dtype"]].itemsize:
+            raise ValueError(f"the size of {name} is wrong")
+        entries.append(Entry(name, about["dtype"], shape, file, len(raw) + begin, end - begin))
+    entries.sort(key=lambda entry: (entry.start, entry.size))
+    place = len(raw)
+    for entry in entries:
+        if entry.start != place:
+            raise ValueError(f"{entry.name} does not begin where the tensor before it ends")
+        place += entry.size
+    return Header(raw, tuple(entries), metadata)
+
+
+def make_header(
+    tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
+    """The first bytes of a file that holds these tensors in this order."""
+    described: dict[str, Any] = {"__metadata__": dict(metadata)}
+    place = 0
+    for name, dtype, shape in tensors:
+        end = place + int(np.prod(shape, dtype=object)) * dtype.itemsize
+        described[name] = {
+            "dtype": CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": [place, end],
+        }
+        place = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class Shards:
+    """The tensors of a folder's safetensors files, read one at a time."""
+
+    def __init__(self, folder: Path, names: Iterable[str] | None = None) -> None:
+        self.folder = folder
+        self.files = list(shard_names(folder) if names is None else names)
+        self.headers = {name: read_header(folder / name) for name in self.files}
+        self.entries: dict[str, Entry] = {}
+        for header in self.headers.values():
+            self.entries |= {entry.name: entry for entry in header.entries}
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return DTYPES[self.entries[name].dtype]
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of its own memory."""
+        entry = self.entries[name]
+        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        into = tensor.reshape(-1).view(torch.uint8).numpy()
+        place = 0
+        for chunk in self.chunks(name):
+            into[place : place + len(chunk)] = chunk
+            place += len(chunk)
+        return tensor
+
+    def chunks(self, name: str) -> Iterator[np.ndarray]:
+        """A tensor's bytes, a few at a time; a piece is valid until the next is asked for."""
+        entry = self.entries[name]
+        mapped = self._map(entry.file)
+        for start in range(entry.start, entry.start + entry.size, CHUNK):
+            length = min(CHUNK, entry.start + entry.size - start)
+            yield np.frombuffer(mapped, np.uint8, length, start)
+            first = start - start % mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, first, start + length - first)
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        """Ask the system to bring these tensors into its file cache while other work goes on."""
+        wanted = [self.entries[name] for name in names if name in self.entries]
+        if wanted and hasattr(os, "posix_fadvise"):
+            threading.Thread(target=self._will_need, args=(wanted,), daemon=True).start()
+
+    def _will_need(self, wanted: list[Entry]) -> None:
+        for entry in wanted:
+            with (self.folder / entry.file).open("rb") as file:
+                os.posix_fadvise(file.fileno(), entry.start, entry.size, os.POSIX_FADV_WILLNEED)
+
+    def _map(self, file: str) -> mmap.mmap:
+        if file not in self._maps:
+            with (self.folder / file).open("rb") as opened:
+                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[file]
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The files that hold a checkpoint's weights; none where they are not safetensors."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            found = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise SympruneError(f"{index} is not a readable index.") from error
+        for name in found:
+            if not (folder / name).is_file():
+                raise SympruneError(f"{folder} is not complete: {name} is missing.")
+        return found
+    return [SINGLE] if (folder / SINGLE).is_file() else []
+
+
+class OutputFile:
+    """A safetensors file of known header, at its full size from the start, filled in any order."""
+
+    def __init__(self, path: Path, raw_header: bytes) -> None:
+        self.path = path
+        self.header = parse_header(raw_header, path.name)
+        self.entries = {entry.name: entry for entry in self.header.entries}
+        self._file: int | None = None
+
+    def create(self) -> None:
+        """Take the room on the disk, so that it is known now whether there is enough."""
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.posix_fallocate(self._file, 0, self.header.file_size)
+        self._put(0, memoryview(self.header.raw))
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        entry = self.entries[name]
+        if tuple(tensor.shape) != entry.shape or CODES[tensor.dtype] != entry.dtype:
+            raise SympruneError(f"{name} changed its shape or type while it was pruned.")
+        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        self._put(entry.start, memoryview(plain.numpy()))
+
+    def copy(self, name: str, source: Shards) -> None:
+        """Take over a tensor's bytes, or its values where the type differs."""
+        entry = self.entries[name]
+        if source.entries[name].dtype != entry.dtype:
+            self.write(name, source.read(name).to(DTYPES[entry.dtype]))
+            return
+        place = entry.start
+        for chunk in source.chunks(name):
+            self._put(place, memoryview(chunk))
+            place += len(chunk)
+
+    def sync(self) -> None:
+        """Have everything written so far on the disk, and out of the system's file cache."""
+        if self._file is not None:
+            os.fsync(self._file)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _put(self, place: int, data: memoryview) -> None:
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDWR)
+        while len(data):
+            written = os.pwrite(self._file, data[:CHUNK], place)
+            data, place = data[written:], place + written
