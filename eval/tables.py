@@ -7,7 +7,14 @@ from typing import Any
 
 from rich.table import Table
 
-ERRORS = ("relative_error_base", "relative_error", "expected_error_before", "expected_error_after")
+ERRORS = {
+    "relative_error_base": "base mask",
+    "relative_error": "final",
+    "held_out_error_base": "held-out, base",
+    "held_out_error": "held-out, final",
+    "expected_error_before": "expected, base",
+    "expected_error_after": "expected, final",
+}
 
 
 def summary(record: Mapping[str, Any]) -> Table:
@@ -19,6 +26,10 @@ def summary(record: Mapping[str, Any]) -> Table:
     for entry in record.get("perplexity", []):
         label = f"perplexity, {entry['data']} ({entry['windows']} x {entry['seqlen']} tokens)"
         table.add_row(label, f"{entry['dense']:.2f}", f"{entry['pruned']:.2f}")
+    before, after = (_mean(record["layers"], f"held_out_error{which}") for which in ("_base", ""))
+    if after:
+        label = "error per layer on held-out tokens, base mask -> final"
+        table.add_row(label, "", f"{before} -> {after}")
     kept = record["parameters"] - record["removed"]
     table.add_row("non-zero weights", f"{record['parameters']:,}", f"{kept:,}")
     table.add_row("sparsity of the decoder blocks' matrices", "", percent(record["sparsity"]))
@@ -43,12 +54,13 @@ def by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def errors_by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
-    """Mean reconstruction error per kind of layer, before and after refinement.
+    """Mean reconstruction error per kind of layer, with the base mask and in the end.
 
-    relative: ||X(W~-W)||_F / ||XW||_F; expected: the size of a row's expected error.
+    ||X(W~-W)||_F / ||XW||_F on calibration and on held-out tokens; expected: the size of a row's
+    expected error.
     """
-    title = "Error on the calibration data (relative) and of its mean (expected)"
-    table = _table(title, "base mask", "final", "expected, base", "expected, final", "exchanged")
+    title = "Relative error on calibration and held-out tokens, and of the mean (expected)"
+    table = _table(title, *ERRORS.values(), "exchanged")
     for kind, members in _kinds(layers).items():
         exchanged = sum(layer.get("exchanged", 0) for layer in members)
         table.add_row(kind, *(_mean(members, name) for name in ERRORS), f"{exchanged:,}")

@@ -38,7 +38,8 @@ class Blocks:
         Blocks before the first were finished by an earlier run; what it did is put into `report`.
         """
         if self.embedded is not None and tokens is not None:
-            return 0, walk.Activations(self.embedded.hidden.clone(), self.embedded.inputs)
+            hidden = self.embedded.hidden[: len(tokens)].clone()
+            return 0, walk.Activations(hidden, self.embedded.inputs)
         return 0, None if tokens is None else walk.embed(self.layout, tokens, tick)
 
     @contextmanager

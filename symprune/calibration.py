@@ -24,6 +24,7 @@ C4_SHARD = {
 }
 WIKITEXT_FILES = {"train": "wiki.train.first1MB.raw", "test": "wiki.test.raw"}
 HELD_OUT_EVERY = 5
+WATCHED = 8
 
 
 class Tokenizer(Protocol):
@@ -39,6 +40,25 @@ def calibration_tokens(
     if source == "c4":
         return _from_documents(_c4("train"), tokenizer, nsamples, seqlen, seed)
     return windows(encode(tokenizer, text(source, "train")), nsamples, seqlen, seed, source)
+
+
+def held_out_tokens(
+    source: str, tokenizer: Tokenizer, nsamples: int, seqlen: int, seed: int
+) -> Tensor | None:
+    """An eighth as many windows of the calibration text that none of `calibration_tokens` touches;
+    of C4, its validation part. None when nothing is left."""
+    count = max(1, nsamples // WATCHED)
+    if source == "c4":
+        return _from_documents(_c4("test"), tokenizer, count, seqlen, seed)
+    ids = encode(tokenizer, text(source, "train"))
+    used = _starts(len(ids), nsamples, seqlen, seed, source)
+    free = [
+        start
+        for start in range(0, len(ids) - seqlen, seqlen)
+        if all(abs(start - taken) >= seqlen for taken in used)
+    ]
+    chosen = random.Random(seed).sample(free, min(count, len(free)))
+    return torch.stack([ids[start : start + seqlen] for start in chosen]) if chosen else None
 
 
 def text(source: str, split: str) -> str:
@@ -59,15 +79,19 @@ def encode(tokenizer: Tokenizer, content: str) -> Tensor:
 
 def windows(ids: Tensor, nsamples: int, seqlen: int, seed: int, source: str = "text") -> Tensor:
     """`nsamples` windows of `seqlen` tokens at random places of one long row of ids."""
-    last = len(ids) - seqlen - 1
+    starts = _starts(len(ids), nsamples, seqlen, seed, source)
+    return torch.stack([ids[start : start + seqlen] for start in starts])
+
+
+def _starts(length: int, nsamples: int, seqlen: int, seed: int, source: str) -> list[int]:
+    last = length - seqlen - 1
     if last < 0:
         raise SympruneError(
-            f"The calibration text {source} has {len(ids)} tokens, too few for one window of "
+            f"The calibration text {source} has {length} tokens, too few for one window of "
             f"{seqlen}; use a longer text or a smaller --seqlen."
         )
     chance = random.Random(seed)
-    starts = [chance.randint(0, last) for _ in range(nsamples)]
-    return torch.stack([ids[start : start + seqlen] for start in starts])
+    return [chance.randint(0, last) for _ in range(nsamples)]
 
 
 def builtin_text(split: str) -> str:

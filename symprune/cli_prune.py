@@ -53,7 +53,10 @@ def prune(
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML or JSON file; options given here override it.")
+        str | None,
+        typer.Option(
+            help="fast, balanced, best, or a YAML or JSON file; options given here override it."
+        ),
     ] = None,
     refine: Annotated[
         str | None,
@@ -76,6 +79,10 @@ def prune(
     literal_growth: o.LiteralGrowth = None,
     update: o.UpdateName = None,
     update_iters: o.UpdateIters = None,
+    rounds: o.Rounds = None,
+    gram_device: o.GramDevice = "auto",
+    allocate: o.Allocate = None,
+    spread: o.Spread = None,
     report_error: o.ReportError = False,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -104,7 +111,7 @@ def prune(
         method=method, sparsity=sparsity, pattern=pattern, group=group, calibration=calibration,
         nsamples=nsamples, seqlen=seqlen, seed=seed,
     )  # fmt: skip
-    chosen = (Recipe.load(recipe) if recipe else Recipe()).with_changes(**changes)
+    chosen = (Recipe.named(recipe) if recipe else Recipe()).with_changes(**changes)
     params = {**o.given(alpha=alpha, beta=beta, p=p), **o.assignments(set_ or [])}
     if params:
         chosen = chosen.with_changes(params={**chosen.params, **params})
@@ -116,10 +123,12 @@ def prune(
         literal_growth=literal_growth,
     )  # fmt: skip
     chosen = o.with_step(chosen, "refine", refine, refining)
-    chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters))
+    chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
+    chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
     job = run.Job(
-        model, chosen, output, dtype, device, evaluate, eval_data, eval_windows, force, report_error
-    )
+        model, chosen, output, dtype, device, evaluate, eval_data, eval_windows, force,
+        report_error, gram_device=gram_device,
+    )  # fmt: skip
     _do(job, json_file)
 
 

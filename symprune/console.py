@@ -25,7 +25,13 @@ from rich.text import Text
 out = Console()
 err = Console(stderr=True)
 
-STAGES = {"embed": "embedding", "collect": "measuring", "mask": "masking", "advance": "passing on"}
+STAGES = {
+    "embed": "embedding",
+    "collect": "measuring",
+    "mask": "masking",
+    "advance": "passing on",
+    "allocate": "looking at the dense model",
+}
 
 
 class Display:

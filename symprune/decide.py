@@ -7,6 +7,7 @@ that measured them, or a server that was sent them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,11 @@ class Needs:
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs)
 
+    @property
+    def gram(self) -> bool:
+        """Whether the calibration data itself is fitted, or an error on it reported."""
+        return GRAM in self.inputs
+
 
 def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     """No more than the recipe, and the error report if wanted, make use of."""
@@ -41,6 +47,8 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
         inputs.add(recipe.weight_update.needs)
     if report_error:
         inputs |= {MOMENTS, GRAM}
+    if recipe.allocation is not None:
+        inputs.add(SQUARE)
     outputs = {SQUARE} if "output_norm" in asked else set()
     return Needs(frozenset(inputs), frozenset(outputs))
 
@@ -86,8 +94,8 @@ def decide(
         keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
     decision = Decision(keep)
     if update is not None and inputs is not None:
-        if isinstance(update, LeastSquares) and recipe.rounds > 1:
-            fitted = update.in_rounds(weight, inputs, mask_of, recipe.rounds)
+        if isinstance(update, LeastSquares) and update.rounds > 1:
+            fitted = update.in_rounds(weight, inputs, mask_of)
         else:
             share = recipe.target_sparsity if removed is None else removed / weight.numel()
             fitted = update(weight, keep, inputs, share, recipe.n_of_m)
@@ -135,9 +143,10 @@ def errors(
     mask and of what was decided."""
     pruned, final = _before_and_after(weight, base, decision)
     weight = weight.float()
+    relative = relative_errors(weight, (pruned, final), inputs.gram)
     return {
-        "relative_error_base": relative_error(weight, pruned, inputs.gram),
-        "relative_error": relative_error(weight, final, inputs.gram),
+        "relative_error_base": relative[0],
+        "relative_error": relative[1],
         "expected_error_before": float(((weight - pruned) @ inputs.mean).abs().mean()),
         "expected_error_after": float(((weight - final) @ inputs.mean).abs().mean()),
         "exchanged": int(masks.count_true((decision.keep & ~base).flatten())),
@@ -150,10 +159,8 @@ def held_out_errors(
     """The relative errors before and after, on tokens that decided nothing."""
     pruned, final = _before_and_after(weight, base, decision)
     weight = weight.float()
-    return {
-        "held_out_error_base": relative_error(weight, pruned, held_out.gram),
-        "held_out_error": relative_error(weight, final, held_out.gram),
-    }
+    before, after = relative_errors(weight, (pruned, final), held_out.gram)
+    return {"held_out_error_base": before, "held_out_error": after}
 
 
 def _before_and_after(weight: Tensor, base: Tensor, decision: Decision) -> tuple[Tensor, Tensor]:
@@ -162,13 +169,16 @@ def _before_and_after(weight: Tensor, base: Tensor, decision: Decision) -> tuple
     return weight * base, weight * decision.keep if changed is None else changed
 
 
-def relative_error(weight: Tensor, changed: Tensor, gram: Tensor) -> float:
-    """||X(W~-W)||_F / ||XW||_F from G = X^T X."""
+def relative_errors(weight: Tensor, changed: Iterable[Tensor], gram: Tensor) -> list[float]:
+    """||X(W~-W)||_F / ||XW||_F from G = X^T X, for each W~."""
     gram = gram.to(weight.device)
-    lost, whole = (
-        float(((m @ gram) * m).sum(dtype=torch.float64)) for m in (changed - weight, weight)
-    )
-    return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0
+
+    def size(m: Tensor) -> float:
+        return float(((m @ gram) * m).sum(dtype=torch.float64))
+
+    whole = size(weight)
+    lost = (max(size(m - weight), 0.0) for m in changed)
+    return [(part / whole) ** 0.5 if whole > 0 else 0.0 for part in lost]
 
 
 def _check_finite(

@@ -32,11 +32,14 @@ def _running() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def share(tokens: Tensor) -> Tensor:
-    """This process's samples: consecutive ones, as many as others have or one more."""
+def share(tokens: Tensor, every: bool = True) -> Tensor:
+    """This process's samples: consecutive ones, as many as others have or one more.
+
+    every: each process must get one.
+    """
     if size() == 1 or len(tokens) == 0:
         return tokens
-    if len(tokens) < size():
+    if every and len(tokens) < size():
         raise SympruneError(
             f"{len(tokens)} calibration samples are too few for {size()} processes; "
             "raise --nsamples."

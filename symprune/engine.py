@@ -11,102 +11,44 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
-from symprune import decide, distributed, masks, walk
+from symprune import allocate, decide, distributed, masks, walk
 from symprune.blocks import Blocks
-from symprune.calibration import calibration_tokens
+from symprune.calibration import calibration_tokens, held_out_tokens
+from symprune.choices import check_choice
 from symprune.errors import SympruneError
 from symprune.hub import max_length
 from symprune.maskset import MaskSet
 from symprune.models import Layout, Matrix, find_layout
 from symprune.recipe import Recipe
-from symprune.stats import ChannelStats
+from symprune.reports import LayerReport, Report, warnings
+from symprune.stats import GRAM, SQUARE, ChannelStats
 
 Watch = Callable[[str, int, int, int, int], None]
 """watch(stage, block, blocks, done, total): called as the work goes on. What is done are samples,
 or, in the stage `mask`, matrices."""
+GRAM_DEVICES = ("auto", "cpu", "disk")
 
 
 @dataclass(frozen=True)
-class LayerReport:
-    """What happened to one matrix."""
-
-    name: str
-    kind: str
-    part: str
-    rows: int
-    columns: int
-    removed: int
-    tokens: int
-    figures: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def sparsity(self) -> float:
-        return self.removed / self.size
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: value for name, value in asdict(self).items() if name != "figures"}
-        return {**plain, "sparsity": self.sparsity, **self.figures}
-
-
-@dataclass
-class Report:
-    """What a run did: per layer, in total, and the masks."""
+class Plan:
+    """What the walk is to do, fixed before it starts."""
 
     recipe: Recipe
-    seqlen: int
-    layers: list[LayerReport] = field(default_factory=list)
-    masks: MaskSet = field(default_factory=MaskSet)
-    seconds: dict[str, float] = field(default_factory=dict)
-    peak_memory: int = 0
-    parameters: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def prunable(self) -> int:
-        return sum(layer.size for layer in self.layers)
-
-    @property
-    def removed(self) -> int:
-        return sum(layer.removed for layer in self.layers)
-
-    @property
-    def sparsity(self) -> float:
-        """Fraction of the prunable weights that went."""
-        return self.removed / self.prunable if self.prunable else 0.0
-
-    def by_kind(self) -> dict[str, tuple[int, int]]:
-        """kind -> (removed, size)"""
-        totals: dict[str, tuple[int, int]] = {}
-        for layer in self.layers:
-            removed, size = totals.get(layer.kind, (0, 0))
-            totals[layer.kind] = (removed + layer.removed, size + layer.size)
-        return totals
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe.to_dict(),
-            "seqlen": self.seqlen,
-            "sparsity": self.sparsity,
-            "prunable": self.prunable,
-            "removed": self.removed,
-            "parameters": self.parameters,
-            "seconds": self.seconds,
-            "peak_memory_bytes": self.peak_memory,
-            "notes": self.notes,
-            "layers": [layer.to_dict() for layer in self.layers],
-        }
+    needs: decide.Needs
+    report_error: bool = False
+    base: MaskSet | None = None
+    gram_device: str = "auto"
+    held_out: int = 0
+    removed: Mapping[str, int] = field(default_factory=dict)
 
 
 def prune(
@@ -118,6 +60,9 @@ def prune(
     base: MaskSet | None = None,
     embedded: walk.Activations | None = None,
     blocks: Blocks | None = None,
+    held_out: Tensor | None = None,
+    gram_device: str = "auto",
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Prune `model` in place and say what was done.
 
@@ -125,36 +70,60 @@ def prune(
     themselves, `[samples, length]`. report_error also measures every layer's reconstruction error.
     base are masks made earlier, to be refined instead of made. embedded is what `walk.embed` made
     of the same tokens, for callers that prune again and again. blocks says where the blocks are, if
-    not in memory. In a torch.distributed process group the samples are divided among the processes.
+    not in memory. held_out are more tokens, which decide nothing: steps that fit the calibration
+    data are watched on them. gram_device is where Gram matrices are kept: with their layer (auto),
+    `cpu` or `disk`. In a torch.distributed process group the samples are divided among the
+    processes.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
     layout = find_layout(model)
     check_pattern(layout, recipe)
-    tokens, notes = _tokens(model, data, recipe, needs)
+    check_choice("gram_device", gram_device, GRAM_DEVICES)
+    tokens, held_out, notes = _tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
+    plan = Plan(recipe, needs, report_error, base, gram_device)
     with walk.ready(model):
         blocks = blocks or Blocks(layout, embedded)
-        _walk(layout, blocks, tokens, report, needs, watch, base, report_error)
+        tokens = distributed.share(tokens)
+        if recipe.allocation is not None and base is None:
+            counts = blocks.once(
+                "allocation", lambda: _allocation(layout, blocks, tokens, recipe, watch)
+            )
+            plan = replace(plan, removed=counts)
+        if needs.gram and held_out is not None:
+            held_out = distributed.share(held_out, every=False)
+            plan = replace(plan, held_out=len(held_out))
+            tokens = torch.cat([tokens, held_out.to(tokens.device)])
+        _walk(layout, blocks, tokens, report, plan, watch, tell)
+    report.notes += warnings(report.layers)
     report.peak_memory = peak_memory()
     return report
 
 
 def _tokens(
-    model: nn.Module, data: Any, recipe: Recipe, needs: decide.Needs
-) -> tuple[Tensor, list[str]]:
+    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: decide.Needs
+) -> tuple[Tensor, Tensor | None, list[str]]:
     if isinstance(data, Tensor):
         if data.dim() != 2 or data.numel() == 0:
             raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
-        return data, []
+        if held_out is not None and held_out.shape[1:] != data.shape[1:]:
+            raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
+        return data, held_out, []
     if not needs:
-        return torch.zeros((0, recipe.seqlen), dtype=torch.long), []
+        return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, []
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
-    return (
-        calibration_tokens(recipe.calibration, data, recipe.nsamples, seqlen, recipe.text_seed),
-        notes,
-    )
+    return *draw_tokens(data, recipe, needs, seqlen), notes
+
+
+def draw_tokens(
+    tokenizer: Any, recipe: Recipe, needs: decide.Needs, seqlen: int
+) -> tuple[Tensor, Tensor | None]:
+    """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
+    settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
+    tokens = calibration_tokens(*settings)
+    return tokens, held_out_tokens(*settings) if needs.gram else None
 
 
 def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:
@@ -182,43 +151,52 @@ def _walk(
     blocks: Blocks,
     tokens: Tensor,
     report: Report,
-    needs: decide.Needs,
+    plan: Plan,
     watch: Watch,
-    base: MaskSet | None,
-    report_error: bool,
+    tell: Callable[[str], None],
 ) -> None:
-    tokens = distributed.share(tokens)
+    """tokens are this process's: calibration samples, then plan.held_out others."""
     count, samples = len(blocks), len(tokens)
+    calibrating = range(samples - plan.held_out)
 
     def ticker(stage: str, index: int) -> walk.Tick:
         return lambda done: watch(stage, index, count, done, samples)
 
     with _timed(report, "embed"):
-        first, activations = blocks.begin(tokens if needs else None, report, ticker("embed", 0))
+        begin = tokens if plan.needs else None
+        first, activations = blocks.begin(begin, report, ticker("embed", 0))
     for index in range(first, count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = walk.Collector([], [], [])
+            measured = watched = walk.Collector([], [], [])
             if activations is not None:
                 with _timed(report, "collect"):
+                    if plan.needs.gram and index == first:
+                        tell(_gram_memory(activations, index, block, found, plan))
+                    settings = (activations, index, block, found)
                     measured = walk.collect(
-                        activations,
-                        index,
-                        block,
-                        found,
-                        needs.inputs,
-                        needs.outputs,
+                        *settings,
+                        plan.needs.inputs,
+                        plan.needs.outputs,
                         ticker("collect", index),
+                        calibrating,
+                        plan.gram_device,
                     )
                     distributed.reduce(measured)
+                    if plan.held_out:
+                        others = range(samples - plan.held_out, samples)
+                        watched = walk.collect(
+                            *settings, [GRAM], [], ticker("collect", index), others,
+                            plan.gram_device,
+                        )  # fmt: skip
+                        distributed.reduce(watched)
             with _timed(report, "mask"):
                 kept = _prune_block(
                     found,
                     measured,
+                    watched,
                     report,
-                    needs,
-                    base,
-                    report_error,
+                    plan,
                     lambda n, i=index, f=found: watch("mask", i, count, n, len(f)),  # type: ignore[misc]
                 )
             if activations is not None and index + 1 < count:
@@ -229,21 +207,38 @@ def _walk(
         watch("done", index, count, samples, samples)
 
 
+def _gram_memory(
+    activations: walk.Activations, index: int, block: nn.Module, found: list[Matrix], plan: Plan
+) -> str:
+    """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
+    widths = walk.distinct_inputs(activations, index, block, found)
+    needed = sum(4 * width * width for width in widths) * (2 if plan.held_out else 1)
+    where = "disk" if plan.gram_device == "disk" else "memory"
+    free = psutil.virtual_memory().available
+    on_host = plan.gram_device == "cpu" or next(block.parameters()).device.type == "cpu"
+    if where == "memory" and on_host and needed > free:
+        raise SympruneError(
+            f"The Gram matrices of a block need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+            "free; pass --gram-device disk."
+        )
+    return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
+
+
 def _prune_block(
     found: list[Matrix],
     measured: walk.Collector,
+    watched: walk.Collector,
     report: Report,
-    needs: decide.Needs,
-    base: MaskSet | None,
-    report_error: bool,
+    plan: Plan,
     tick: walk.Tick,
 ) -> MaskSet:
     """Make and apply the masks of a block; experts share the mask of their fused parameter."""
     kept, fused = MaskSet(), dict[str, Tensor]()
+    base = plan.base
     for number, matrix in enumerate(found):
         tick(number)
         inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-        if needs and not (inputs or outputs):
+        if plan.needs and not (inputs or outputs):
             report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
         decision = decide.decide(
             matrix.name,
@@ -251,9 +246,11 @@ def _prune_block(
             matrix.weight,
             inputs,
             outputs,
-            report.recipe,
-            report_error,
+            plan.recipe,
+            plan.report_error,
             base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
+            removed=plan.removed.get(matrix.name),
+            held_out=watched.inputs.get(matrix.name) if inputs else None,
         )
         keep = decision.keep
         if decision.weight is not None:
@@ -275,6 +272,42 @@ def _prune_block(
     for name, keep in fused.items():
         kept[name] = keep
     return kept
+
+
+def _allocation(
+    layout: Layout, blocks: Blocks, tokens: Tensor, recipe: Recipe, watch: Watch
+) -> dict[str, int]:
+    """How many weights each matrix loses, from one pass over the dense model."""
+    chosen, count = recipe.allocation, len(blocks)
+    assert chosen is not None
+    _, activations = blocks.begin(tokens, Report(recipe, tokens.shape[1]), lambda _: None)
+    assert activations is not None
+    layers = []
+    for index in range(count):
+        with blocks.block(index) as block:
+            found = layout.matrices(index)
+            measured = walk.collect(activations, index, block, found, [SQUARE], [SQUARE])
+            distributed.reduce(measured)
+            for matrix in found:
+                weight = matrix.weight
+                inputs, outputs = (t.get(matrix.name) for t in (measured.inputs, measured.outputs))
+                layers.append(
+                    allocate.describe(
+                        matrix.name,
+                        index,
+                        weight,
+                        inputs.norm if inputs else weight.new_ones(weight.shape[1]).float(),
+                        outputs.norm if outputs else weight.new_ones(weight.shape[0]).float(),
+                        sparsity=recipe.target_sparsity,
+                        group=recipe.group,
+                        spread=chosen.spread,
+                        outlier=getattr(chosen, "outlier", 5.0),
+                    )
+                )
+            if index + 1 < count:
+                activations.advance(index, block)
+        watch("allocate", index, count, len(tokens), len(tokens))
+    return chosen(layers, recipe.target_sparsity)
 
 
 @contextmanager

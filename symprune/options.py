@@ -132,6 +132,38 @@ UpdateIters = Annotated[
         help="lsq: conjugate gradient steps at most. [dim]\\[20][/dim]", rich_help_panel=UPDATE
     ),
 ]
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        help="lsq: find mask and weights in turn, so many times, with rising sparsity. "
+        "[dim]\\[1][/dim]",
+        rich_help_panel=UPDATE,
+    ),
+]
+ALLOCATION = "Allocation"
+Allocate = Annotated[
+    str | None,
+    typer.Option(
+        help="uniform: every layer gives the same. owl: blocks with outliers give less. error: the "
+        "budget goes where it costs least. [dim]\\[uniform][/dim]",
+        rich_help_panel=ALLOCATION,
+    ),
+]
+Spread = Annotated[
+    float | None,
+    typer.Option(
+        help="How far a layer's sparsity may be from the whole's. "
+        "[dim]\\[owl 0.08, error 0.1][/dim]",
+        rich_help_panel=ALLOCATION,
+    ),
+]
+GramDevice = Annotated[
+    str,
+    typer.Option(
+        help="Where swap, lsq and --report-error keep X^T X: auto (with the layer), cpu or disk.",
+        rich_help_panel=UPDATE,
+    ),
+]
 SameSign = Annotated[
     bool | None,
     typer.Option(
@@ -220,8 +252,8 @@ def assignments(texts: list[str]) -> dict[str, str]:
 
 
 def with_step(recipe: Recipe, step: str, name: str | None, options: dict[str, Any]) -> Recipe:
-    """The recipe with a step (`refine`, `update`), or with the one it has changed by `options`."""
-    if name == "none":
+    """The recipe with a step (`refine`, `update`, `allocate`), or the one it has with `options`."""
+    if name in ("none", "uniform"):
         name, recipe = None, recipe.with_changes(**{step: None})
     current = dict(getattr(recipe, step) or {})
     if name is None and not current:

@@ -14,6 +14,8 @@ from symprune import allocations, masks, refinements, scores, updates
 from symprune.choices import check_names, read_mapping
 from symprune.errors import SympruneError
 
+SHIPPED = Path(__file__).parent / "recipes"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -21,9 +23,8 @@ class Recipe:
 
     sparsity is the fraction of every group that goes; a pattern N:M keeps N of every M instead.
     group is `row` (each output channel loses the same number, Wanda's way) or `layer` (one
-    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). With rounds above 1 mask and
-    update are found in turn (`alternate`). allocate says how much each layer gives; left out, all
-    give the same.
+    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). allocate says how
+    much each layer gives; left out, all give the same.
     """
 
     method: str = "ria"
@@ -33,7 +34,6 @@ class Recipe:
     group: str = "row"
     refine: str | Mapping[str, Any] | None = None
     update: str | Mapping[str, Any] | None = None
-    rounds: int = 1
     allocate: str | Mapping[str, Any] | None = None
     calibration: str = "c4"
     nsamples: int = 128
@@ -54,7 +54,7 @@ class Recipe:
             raise SympruneError(f"Unknown group {self.group!r}; choose row or layer.")
         if self.pattern is not None and self.group != "row":
             raise SympruneError(f"Pattern {self.pattern} is its own group; leave out the group.")
-        for name in ("nsamples", "seqlen", "rounds"):
+        for name in ("nsamples", "seqlen"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SympruneError(f"{name} must be a whole number above 0.")
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
@@ -64,9 +64,7 @@ class Recipe:
         self._check_steps()
 
     def _check_steps(self) -> None:
-        if self.rounds > 1 and not isinstance(self.weight_update, updates.LeastSquares):
-            raise SympruneError("Rounds re-fit the weights in between: they need --update lsq.")
-        if self.rounds > 1 and self.refine is not None:
+        if self.refine is not None and getattr(self.weight_update, "rounds", 1) > 1:
             raise SympruneError("Rounds find the mask themselves: leave out the refinement.")
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
@@ -108,17 +106,14 @@ class Recipe:
         amount = self.pattern or f"{100 * self.target_sparsity:g} % per {self.group}"
         steps = [" ".join(part for part in (self.method, params) if part)]
         steps += [step.name for step in (self.refinement, self.weight_update) if step]
-        if self.rounds > 1:
-            steps[-1] += f" in {self.rounds} rounds"
+        if getattr(self.weight_update, "rounds", 1) > 1:
+            steps[-1] += f" in {self.weight_update.rounds} rounds"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
         return f"{' + '.join(steps)}, {amount}"
 
     def to_dict(self) -> dict[str, Any]:
-        written = {key: value for key, value in asdict(self).items() if value is not None}
-        if self.rounds == 1:
-            del written["rounds"]
-        return written
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -134,6 +129,17 @@ class Recipe:
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         return cls.from_dict(read_mapping(Path(path), "recipe"))
+
+    @classmethod
+    def named(cls, name: str) -> Recipe:
+        """A recipe that ships with symprune (`fast`, `balanced`, `best`), or a file."""
+        shipped = SHIPPED / f"{name}.yaml"
+        if shipped.is_file():
+            return cls.load(shipped)
+        if "." not in name and "/" not in name and not Path(name).exists():
+            names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+            raise SympruneError(f"There is no recipe {name!r}; choose {names}, or name a file.")
+        return cls.load(name)
 
     def with_changes(self, **changes: Any) -> Recipe:
         """A copy with some fields replaced; a new sparsity displaces a pattern and vice versa."""

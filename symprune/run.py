@@ -47,6 +47,7 @@ class Job:
     report_error: bool = False
     masks: Path | None = None
     restart: bool = False
+    gram_device: str = "auto"
 
     @property
     def folder(self) -> Path:
@@ -86,11 +87,11 @@ def prune(
     tokenizer = hub.load_tokenizer(origin)
     seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     data: Any = tokenizer
-    if decide.needs(job.recipe, job.report_error):
+    watched: Tensor | None = None
+    needs = decide.needs(job.recipe, job.report_error)
+    if needs:
         tell(f"Drawing calibration text from {job.recipe.calibration}")
-        data = calibration.calibration_tokens(
-            job.recipe.calibration, tokenizer, job.recipe.nsamples, seqlen, job.recipe.text_seed
-        )
+        data, watched = engine.draw_tokens(tokenizer, job.recipe, needs, seqlen)
     held_out: Tensor | None = None
     if job.evaluate:
         held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
@@ -109,8 +110,9 @@ def prune(
         dense = blocks.once(f"dense {ruler}", ruler.measure)
         tell(_begins(job, progress, len(blocks)))
         report = engine.prune(
-            opened.streamed.model, data, job.recipe, watch, job.report_error, base, blocks=blocks
-        )
+            opened.streamed.model, data, job.recipe, watch, job.report_error, base, blocks=blocks,
+            held_out=watched, gram_device=job.gram_device, tell=tell,
+        )  # fmt: skip
         report.notes[:] = list(dict.fromkeys([*notes, *report.notes]))
         pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(sink.pruned()))
         record = {

@@ -12,6 +12,7 @@ batches, processes or clients shows in the fp32 results. Knows tensors only.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -34,7 +35,7 @@ class ChannelStats:
         channels: int,
         collect: Iterable[str] = (SQUARE,),
         device: torch.device | str = "cpu",
-        gram_device: torch.device | str | None = None,
+        gram_device: str = "auto",
     ) -> None:
         self.channels = channels
         self.collect = frozenset(collect)
@@ -47,9 +48,7 @@ class ChannelStats:
         names += ["total", "total_square"] if MOMENTS in self.collect else []
         self.sums = {n: torch.zeros(channels, dtype=torch.float64, device=device) for n in names}
         if GRAM in self.collect:
-            self.sums[GRAM] = torch.zeros(
-                channels, channels, dtype=torch.float32, device=gram_device or device
-            )
+            self.sums[GRAM] = _square(channels, device if gram_device == "auto" else gram_device)
 
     @torch.no_grad()
     def add(self, batch: Tensor) -> None:
@@ -146,3 +145,12 @@ class ChannelStats:
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""
         return all(bool(torch.isfinite(value).all()) for value in self.sums.values())
+
+
+def _square(width: int, device: torch.device | str) -> Tensor:
+    """Zeros, fp32; on `disk` in a memory-mapped file that is gone when the tensor is."""
+    if device != "disk":
+        return torch.zeros(width, width, dtype=torch.float32, device=device)
+    with tempfile.NamedTemporaryFile(prefix="symprune-gram-") as file:
+        file.truncate(4 * width * width)
+        return torch.from_file(file.name, shared=True, size=width * width).view(width, width)

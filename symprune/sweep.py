@@ -1,8 +1,8 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
-A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements and
-updates; its cells are their combinations. Cells with the same calibration set share its tokens and
-the dense embedding pass. A cell that is in the results file already is skipped.
+A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates
+and allocations; its cells are their combinations. Cells with the same calibration set share its
+tokens and the dense embedding pass. A cell that is in the results file already is skipped.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Grid:
     seeds: list[int] = field(default_factory=lambda: [0])
     refinements: list[Any] = field(default_factory=lambda: [None])
     updates: list[Any] = field(default_factory=lambda: [None])
+    allocations: list[Any] = field(default_factory=lambda: [None])
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -74,9 +75,10 @@ class Grid:
             self.groups,
             self.refinements,
             self.updates,
+            self.allocations,
             self.seeds,
         )
-        for method, amount, group, refine, update, seed in combinations:
+        for method, amount, group, refine, update, allocate, seed in combinations:
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
             for params in self._params(name, named):
@@ -87,6 +89,7 @@ class Grid:
                     group="row" if "pattern" in amount else group,
                     refine=refine,
                     update=update,
+                    allocate=None if "pattern" in amount else allocate,
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,
@@ -119,7 +122,7 @@ class Sweep:
     results: Path
 
     def __post_init__(self) -> None:
-        self._embedded: dict[tuple[Any, ...], tuple[Tensor, walk.Activations]] = {}
+        self._embedded: dict[tuple[Any, ...], tuple[Tensor, Tensor | None, walk.Activations]] = {}
         self._dense = {
             id(m.parameter): m.parameter.detach().clone()
             for m in find_layout(self.model).all_matrices()
@@ -173,10 +176,18 @@ class Sweep:
         start = time.perf_counter()
         embedded = None
         data: Any = self.tokenizer
-        if decide.needs(recipe, self.grid.report_error):
-            data, embedded = self._embed(recipe, seqlen)
+        watched: Tensor | None = None
+        needs = decide.needs(recipe, self.grid.report_error)
+        if needs:
+            data, watched, embedded = self._embed(recipe, seqlen)
         report = engine.prune(
-            self.model, data, recipe, watch, self.grid.report_error, embedded=embedded
+            self.model,
+            data,
+            recipe,
+            watch,
+            self.grid.report_error,
+            embedded=embedded,
+            held_out=watched,
         )
         seconds = time.perf_counter() - start
         result = {
@@ -192,21 +203,27 @@ class Sweep:
             "sparsity": report.sparsity,
             "seconds": round(seconds, 2),
         }
-        found = [layer.figures["relative_error"] for layer in report.layers if layer.figures]
-        return {**result, "relative_error": mean(found)} if found else result
+        for name in ("relative_error", "held_out_error"):
+            found = [layer.figures[name] for layer in report.layers if name in layer.figures]
+            result |= {name: mean(found)} if found else {}
+        return result
 
     def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
         return perplexity(self.model, ids, seqlen, self.grid.eval_windows, tick).perplexity
 
-    def _embed(self, recipe: Recipe, seqlen: int) -> tuple[Tensor, walk.Activations]:
-        """Tokens and embedded tokens of a calibration set; only the last one is kept."""
+    def _embed(self, recipe: Recipe, seqlen: int) -> tuple[Tensor, Tensor | None, walk.Activations]:
+        """Calibration and held-out tokens, and both embedded; only the last set is kept."""
         which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
         if which not in self._embedded:
-            tokens = calibration.calibration_tokens(
-                recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed
-            )
+            settings = (
+                recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
+            )  # fmt: skip
+            tokens = calibration.calibration_tokens(*settings)
+            watched = calibration.held_out_tokens(*settings)
+            both = tokens if watched is None else torch.cat([tokens, watched])
             with walk.ready(self.model):
-                self._embedded = {which: (tokens, walk.embed(find_layout(self.model), tokens))}
+                embedded = walk.embed(find_layout(self.model), both)
+            self._embedded = {which: (tokens, watched, embedded)}
         return self._embedded[which]
 
     @torch.no_grad()

@@ -17,7 +17,8 @@ from symprune.stats import GRAM, ChannelStats
 class LeastSquares:
     """Kept weights re-fitted to the dense layer's outputs by masked conjugate gradients.
 
-    round_iters: steps inside a round, when the recipe has rounds.
+    rounds: above 1, mask and weights are found in turn (`alternate`), with round_iters steps a
+    round.
     """
 
     name: ClassVar[str] = "lsq"
@@ -25,11 +26,12 @@ class LeastSquares:
     iters: int = 20
     damping: float = 0.01
     tolerance: float = 1e-3
+    rounds: int = 1
     round_iters: int = 4
 
     def __post_init__(self) -> None:
         check_positive(iters=self.iters, damping=self.damping, tolerance=self.tolerance)
-        check_positive(round_iters=self.round_iters)
+        check_positive(rounds=self.rounds, round_iters=self.round_iters)
 
     def __call__(
         self,
@@ -42,14 +44,14 @@ class LeastSquares:
         return self._fit(weight, keep, stats, None), keep
 
     def in_rounds(
-        self, weight: Tensor, stats: ChannelStats, mask_of: alternate.MaskOf, rounds: int
+        self, weight: Tensor, stats: ChannelStats, mask_of: alternate.MaskOf
     ) -> tuple[Tensor, Tensor]:
         """Mask and weights found in turn."""
         start, keep = alternate.alternate(
             weight,
             stats.gram,
             mask_of,
-            rounds=rounds,
+            rounds=self.rounds,
             iters=self.round_iters,
             damping=self.damping,
         )

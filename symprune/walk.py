@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from symprune.errors import SympruneError
 from symprune.models import Layout, Matrix, device_of, is_experts
-from symprune.stats import ChannelStats
+from symprune.stats import SQUARE, ChannelStats
 
 Tick = Callable[[int], None]
 BlockInputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -211,9 +211,14 @@ class Collector(TorchFunctionMode):
     """
 
     def __init__(
-        self, matrices: Iterable[Matrix], collect_in: Iterable[str], collect_out: Iterable[str]
+        self,
+        matrices: Iterable[Matrix],
+        collect_in: Iterable[str],
+        collect_out: Iterable[str],
+        gram_device: str = "auto",
     ) -> None:
         super().__init__()
+        self.gram_device = gram_device
         matrices = list(matrices)
         self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
         self.collect_in = frozenset(collect_in)
@@ -249,7 +254,7 @@ class Collector(TorchFunctionMode):
             if stats is None:
                 stats = next((s for tensor, s in self._fed if tensor is x), None)
                 if stats is None:
-                    stats = ChannelStats(x.shape[-1], self.collect_in, x.device)
+                    stats = ChannelStats(x.shape[-1], self.collect_in, x.device, self.gram_device)
                 self.inputs[matrix.name] = stats
             if all(s is not stats for _, s in self._fed):
                 stats.add(x)
@@ -278,12 +283,22 @@ def collect(
     collect_in: Iterable[str],
     collect_out: Iterable[str],
     tick: Tick = lambda _: None,
+    samples: range | None = None,
+    gram_device: str = "auto",
 ) -> Collector:
-    """Run a block over all samples, measuring what goes into and out of its matrices."""
-    collector = Collector(matrices, collect_in, collect_out)
-    for sample in range(len(activations)):
+    """Run a block over the samples, measuring what goes into and out of its matrices."""
+    collector = Collector(matrices, collect_in, collect_out, gram_device)
+    for sample in range(len(activations)) if samples is None else samples:
         collector.next_sample()
         with collector:
             activations.run(index, block, sample)
         tick(sample)
     return collector
+
+
+def distinct_inputs(
+    activations: Activations, index: int, block: nn.Module, matrices: list[Matrix]
+) -> list[int]:
+    """The widths of the inputs a block's matrices are given; a shared input counts once."""
+    found = collect(activations, index, block, matrices, [SQUARE], [], samples=range(1))
+    return [stats.channels for stats in {id(s): s for s in found.inputs.values()}.values()]

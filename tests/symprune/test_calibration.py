@@ -83,3 +83,23 @@ def test_the_local_wikitext_is_joined_as_the_papers_join_it(assets: Path) -> Non
     text = calibration.text("wikitext2", "test")
     assert text.startswith("\n\n = Robert Boulter = \n\n\n\n")
     assert len(text) > 1_290_000
+
+
+def test_held_out_windows_touch_no_calibration_window() -> None:
+    def numbered(text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": list(range(len(text) // 10))}
+
+    tokens = calibration.calibration_tokens("builtin", numbered, 32, 64, seed=3)
+    others = calibration.held_out_tokens("builtin", numbered, 32, 64, seed=3)
+    assert others is not None and others.shape == (4, 64)
+    assert not set(tokens.flatten().tolist()) & set(others.flatten().tolist())
+
+
+def test_a_text_that_is_used_up_leaves_nothing_held_out(tmp_path: Path) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text("word " * 100)
+
+    def letters(text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": list(range(70))}
+
+    assert calibration.held_out_tokens(str(file), letters, 16, 64, seed=0) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import families
@@ -177,3 +178,55 @@ def test_importing_the_tensor_modules_needs_no_transformers() -> None:
         "assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_steps_that_fit_the_calibration_data_are_watched_on_other_tokens() -> None:
+    """One short sample says too little to fit 32 weights: the run says so."""
+    recipe = Recipe(method="wanda", update={"name": "lsq", "damping": 1e-6, "iters": 100})
+    few, others = families.tokens(1, 16), families.tokens(8, 16, seed=1)
+    report = engine.prune(families.model(), few, recipe, held_out=others)
+    assert all("held_out_error" in layer.figures for layer in report.layers)
+    assert any("On held-out tokens" in note for note in report.notes)
+    many = engine.prune(families.model(), families.tokens(200, 16), recipe, held_out=others)
+    assert not any("On held-out tokens" in note for note in many.notes)
+
+
+def test_held_out_tokens_decide_nothing() -> None:
+    recipe = Recipe(method="wanda", refine="swap", update="lsq")
+    models = families.model(), families.model()
+    engine.prune(models[0], families.tokens(8, 16), recipe, held_out=families.tokens(2, 16, seed=1))
+    engine.prune(models[1], families.tokens(8, 16), recipe)
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_memory_of_gram_matrices_is_said_before_the_first_block() -> None:
+    told: list[str] = []
+    stages: list[str] = []
+    recipe = Recipe(method="wanda", refine="swap")
+
+    def watch(stage: str, *_: int) -> None:
+        stages.append(stage)
+        assert told or stage == "embed"
+
+    for where in ("auto", "cpu", "disk"):
+        told.clear()
+        engine.prune(
+            families.model(), families.tokens(), recipe, watch, gram_device=where, tell=told.append
+        )
+        assert told == [
+            f"Gram matrices: 4 a block, 0 MB of {'disk' if where == 'disk' else 'memory'}"
+        ]
+    assert "mask" in stages
+    with pytest.raises(SympruneError, match="gram_device"):
+        engine.prune(families.model(), families.tokens(), recipe, gram_device="tape")
+
+
+def test_gram_matrices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    recipe = Recipe(method="wanda", update="lsq")
+    with pytest.raises(SympruneError, match="--gram-device disk"):
+        engine.prune(families.model(), families.tokens(), recipe)
+    engine.prune(families.model(), families.tokens(), recipe, gram_device="disk")

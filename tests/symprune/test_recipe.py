@@ -66,3 +66,13 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
     broken.write_text("- ria")
     with pytest.raises(SympruneError, match="names and values"):
         Recipe.load(broken)
+
+
+@pytest.mark.parametrize("name", ["fast", "balanced", "best"])
+def test_shipped_recipes_load_by_name(name: str) -> None:
+    assert Recipe.named(name).target_sparsity == 0.5
+
+
+def test_an_unknown_recipe_names_those_there_are() -> None:
+    with pytest.raises(SympruneError, match="balanced, best, fast"):
+        Recipe.named("quick")

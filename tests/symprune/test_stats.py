@@ -111,3 +111,14 @@ def test_an_empty_batch_adds_nothing() -> None:
     stats = ChannelStats(4)
     stats.add(torch.ones(0, 4))
     assert (stats.samples, stats.tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("where", ["auto", "disk"])
+def test_a_wide_gram_added_in_stripes_is_symmetric_and_right(where: str) -> None:
+    x = torch.randn(3, 40, 700)
+    stats = ChannelStats(700, [GRAM], gram_device=where)
+    for sample in x:
+        stats.add(sample)
+        assert torch.equal(stats.gram, stats.gram.T)
+    flat = x.reshape(-1, 700)
+    torch.testing.assert_close(stats.gram, flat.T @ flat, rtol=1e-4, atol=1e-3)

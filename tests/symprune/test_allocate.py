@@ -1,0 +1,74 @@
+"""How much each layer gives: exact totals, and the rules themselves."""
+
+from __future__ import annotations
+
+import itertools
+
+import families
+import pytest
+import torch
+
+from symprune import Recipe, allocate, prune
+from symprune.allocate import Layer
+from symprune.errors import SympruneError
+
+
+def layer(name: str, block: int, outliers: int = 0, price: float = 1.0) -> Layer:
+    """8 x 100, half of it asked for; the price of a weight rises with how many are gone."""
+    count = list(range(40, 61, 5))
+    return Layer(name, block, 8, 100, 400, outliers, count, [price * c**2 for c in count])
+
+
+def test_a_block_with_more_outliers_gives_less_and_the_total_is_exact() -> None:
+    layers = [layer("a", 0, 40), layer("b", 1, 8), layer("c", 2, 8), layer("d", 2, 9)]
+    counts = allocate.owl(layers, 0.5, 0.08)
+    assert sum(counts.values()) == 1600
+    assert counts["a"] < 400 < counts["b"]
+    assert counts["c"] == pytest.approx(counts["d"], abs=4)
+    assert all(abs(count / 800 - 0.5) <= 2 * 0.08 + 0.01 for count in counts.values())
+
+
+def test_equal_outliers_mean_equal_shares() -> None:
+    counts = allocate.owl([layer("a", 0, 5), layer("b", 1, 5)], 0.5, 0.08)
+    assert counts == {"a": 400, "b": 400}
+
+
+def test_the_budget_goes_where_it_costs_least() -> None:
+    """Against every other division in the same steps."""
+    layers = [layer("a", 0, price=1), layer("b", 0, price=3), layer("c", 1, price=9)]
+    counts = allocate.by_error(layers, 0.5, 0.1)
+    assert sum(counts.values()) == 1200 and counts["a"] > counts["b"] > counts["c"]
+
+    def cost(chosen: tuple[int, ...]) -> float:
+        return sum(each.price[each.count.index(c)] for each, c in zip(layers, chosen, strict=True))
+
+    ours = cost(tuple(counts[each.name] // 8 for each in layers))
+    steps = [c for c in itertools.product(*(each.count for each in layers)) if sum(c) == 150]
+    assert ours == min(cost(chosen) for chosen in steps)
+
+
+def test_sums_of_the_lowest_are_those_of_a_sort() -> None:
+    values = torch.randint(0, 20, (7, 30), generator=torch.Generator().manual_seed(0)).float()
+    ordered = values.sort(dim=1).values
+    for count in (0, 1, 11, 29, 30):
+        assert allocate.lowest_sums(values, [count]) == [float(ordered[:, :count].sum())]
+
+
+@pytest.mark.parametrize("name", ["owl", "error"])
+@pytest.mark.parametrize("group", ["row", "layer"])
+@pytest.mark.parametrize("step", [{}, {"refine": "swap", "update": "lsq"}, {"refine": "dsnot"}])
+def test_a_model_loses_exactly_what_equal_shares_take(
+    name: str, group: str, step: dict[str, object]
+) -> None:
+    recipe = Recipe(allocate=name, group=group, **step)  # type: ignore[arg-type]
+    report = prune(families.model(), families.tokens(8, 32), recipe)
+    assert report.removed == report.prunable // 2
+    assert len({round(entry.sparsity, 3) for entry in report.layers}) > 1
+
+
+def test_allocation_has_nothing_to_say_about_a_pattern() -> None:
+    with pytest.raises(SympruneError, match="leave out the allocation"):
+        Recipe(pattern="2:4", allocate="owl")
+    with pytest.raises(SympruneError, match="spread"):
+        Recipe(allocate={"name": "error", "spread": 1.5})
+    assert Recipe(allocate="uniform").allocate is None
