@@ -18,10 +18,11 @@ _HOME = {
     "Report": "symprune.engine",
     "SympruneError": "symprune.errors",
     "criterion": "symprune.scores",
+    "load": "symprune.pack",
     "prune": "symprune.engine",
 }
 
-__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "prune"]
+__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", "prune"]
 
 
 def __getattr__(name: str) -> Any:

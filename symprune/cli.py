@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from symprune import __version__, cli_measure, cli_prune, console, scores
+from symprune import __version__, cli_measure, cli_pack, cli_prune, console, scores
 from symprune.errors import SympruneError
 from symprune.fed.cli import app as federated
 
@@ -25,6 +25,8 @@ app.command()(cli_prune.sweep)
 app.command("eval")(cli_measure.evaluate)
 app.command()(cli_measure.inspect)
 app.command()(cli_measure.report)
+app.command()(cli_pack.pack)
+app.command()(cli_pack.unpack)
 app.add_typer(federated, name="fed")
 
 

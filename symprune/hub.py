@@ -94,9 +94,9 @@ def _packaged_smollm2() -> Path | None:
 
 
 def local_folder(origin: Origin) -> Path | None:
-    """The folder on this machine with the model's safetensors files, fetched if need be; None for
-    a model that is not made of such files."""
-    from symprune.shards import shard_names
+    """The folder on this machine with the model's safetensors files (packed or not), fetched if
+    need be; None for a model that is not made of such files."""
+    from symprune.pack import weight_files
 
     if origin.gguf_file:
         return None
@@ -109,7 +109,7 @@ def local_folder(origin: Origin) -> Path | None:
             folder = Path(snapshot_download(origin.path, allow_patterns=wanted))
         except Exception as error:
             raise explain(origin, error) from error
-    return folder if shard_names(folder) else None
+    return folder if weight_files(folder) else None
 
 
 def load(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
@@ -121,7 +121,11 @@ def load(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any
 def load_model(origin: Origin, dtype: str = "auto") -> Any:
     from transformers import AutoModelForCausalLM
 
+    from symprune import pack
+
     check_dtype(dtype)
+    if origin.is_local and pack.packed_names(Path(origin.path)):
+        return pack.load(origin.path, dtype)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:
         options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}

@@ -13,6 +13,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.masks import count_true, find_pattern
 from symprune.models import ROUTER_NAMES, find_layout
+from symprune.pack import open_shards
 
 IN_A_BLOCK = re.compile(r"\.\d+\.")
 
@@ -48,15 +49,8 @@ def inspect_folder(folder: Path) -> list[MatrixFacts]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    for path in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a mapping
-                    yield name, opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise SympruneError(f"{path} is a corrupt safetensors file: {error}") from error
+    shards = open_shards(folder)
+    return ((name, shards.read(name)) for name in shards)
 
 
 def _facts(name: str, tensor: Tensor, transposed: bool) -> MatrixFacts:

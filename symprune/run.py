@@ -20,8 +20,9 @@ from symprune import calibration, checkpoint, decide, distributed, engine, hub, 
 from symprune.eval.perplexity import perplexity
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
+from symprune.pack import open_shards, weight_files
 from symprune.recipe import Recipe
-from symprune.shards import Shards, shard_names
+from symprune.shards import Shards
 from symprune.sink import Sink, StreamedBlocks
 from symprune.stream import StreamedModel
 
@@ -158,7 +159,7 @@ def _open(job: Job, origin: hub.Origin, device: torch.device, work: Path, tell: 
             new = work / "dense.new"
             hub.load_model(origin, job.dtype).save_pretrained(new)
             new.rename(folder)
-    shards = Shards(folder)
+    shards = open_shards(folder)
     config = hub.load_config(hub.Origin(job.model, str(folder)))
     return _Opened(folder, shards, StreamedModel(shards, config, job.dtype, device))
 
@@ -168,7 +169,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Everything the output depends on."""
     folder = hub.local_folder(origin)
-    names = shard_names(folder) if folder else [origin.gguf_file or "config.json"]
+    names = weight_files(folder) if folder else [origin.gguf_file or "config.json"]
     files = {}
     for name in names:
         about = (Path(folder or origin.path) / name).stat()
@@ -270,7 +271,7 @@ def evaluate(
         result = perplexity(model, ids, seqlen, max_windows, tick)
     else:
         hub.check_dtype(dtype)
-        streamed = StreamedModel(Shards(folder), hub.load_config(origin), dtype, where)
+        streamed = StreamedModel(open_shards(folder), hub.load_config(origin), dtype, where)
         at_once = measure.windows_at_once(streamed, seqlen, 1)
         tell(f"Perplexity on {data}")
         result = measure.perplexity(streamed, ids, seqlen, max_windows, tick, at_once=at_once)

@@ -1,0 +1,57 @@
+"""Prune, and be killed: `python killing.py MODEL OUTPUT FIRST TEXT` prints the number of kills.
+
+Every attempt is a process of its own, forked from this one, which computes nothing itself. The
+first is left alone and writes FIRST; those for OUTPUT get SIGKILL after a random part of its time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from symprune import Recipe, resume, run
+
+
+def begin(model: str, output: str, text: str) -> int:
+    """The process id of a run; returns when it has begun."""
+    process = os.fork()
+    if process == 0:
+        try:
+            recipe = Recipe(calibration=text, nsamples=4, seqlen=32)
+            run.prune(run.Job(model, recipe, Path(output), eval_data=text, eval_windows=2))
+            os._exit(0)
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+    begun = resume.work_folder(Path(output)) / resume.FILE
+    while not begun.exists() and not os.waitid(
+        os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ):
+        time.sleep(0.002)
+    return process
+
+
+def main(model: str, output: str, first: str, text: str) -> None:
+    process, start = begin(model, first, text), time.monotonic()
+    if os.waitpid(process, 0)[1]:
+        sys.exit("The first run failed.")
+    whole, chance, killed = time.monotonic() - start, random.Random(time.time_ns()), 0
+    while True:
+        process = begin(model, output, text)
+        if killed < 5:
+            time.sleep(chance.uniform(0, whole / 5))
+            os.kill(process, signal.SIGKILL)
+        status = os.waitpid(process, 0)[1]
+        if not os.WIFSIGNALED(status):
+            break
+        killed += 1
+    print(killed)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
