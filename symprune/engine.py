@@ -207,7 +207,7 @@ def _walk(
                 )
         with _timed(report, "mask"):
             watch("mask", index, blocks, 0, samples)
-            _prune_block(found, measured, report, needs, base, report_error)
+            prune_block(found, measured, report, needs, base, report_error)
         if activations is not None and index + 1 < blocks:
             with _timed(report, "advance"):
                 activations.advance(
@@ -218,7 +218,7 @@ def _walk(
         watch("done", index, blocks, samples, samples)
 
 
-def _prune_block(
+def prune_block(
     found: list[Matrix],
     measured: walk.Collector,
     report: Report,
