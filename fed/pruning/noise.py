@@ -35,12 +35,13 @@ class Privacy:
     """What is promised for every sample of every client: all it sends is (epsilon, delta)-private.
 
     clip is the root mean square, over a block's statistics, of a sample's relative difference to
-    public text beyond which it is scaled down.
+    public text beyond which it is scaled down; before that no single difference counts for more
+    than twice as much, so that a few channels of an odd sample do not silence the others.
     """
 
     epsilon: float
     delta: float = 1e-5
-    clip: float = 1.0
+    clip: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0 or not math.isfinite(self.epsilon):
@@ -76,7 +77,7 @@ def reference(parts: Sequence[Part], public: Packed) -> tuple[Tensor, Tensor]:
 
 def clipped(values: Tensor, centre: Tensor, scale: Tensor, clip: float) -> Tensor:
     """One sample's relative difference to the centre, no longer than `clip sqrt(d)`."""
-    difference = (values - centre.double()) / scale.double()
+    difference = ((values - centre.double()) / scale.double()).clamp(-2 * clip, 2 * clip)
     longest = clip * math.sqrt(max(difference.numel(), 1))
     return difference * min(1.0, longest / max(float(difference.norm()), 1e-300))
 
