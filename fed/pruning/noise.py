@@ -96,18 +96,22 @@ def estimate(
     samples: int,
     tokens: int,
     deviation: float,
+    clip: float,
 ) -> Packed:
     """Statistics from the noisy sum over all clients, whose noise has this standard deviation."""
     mean = noisy_sum / samples
-    variance = (deviation / samples) ** 2
+    noise_variance = (deviation / samples) ** 2
     values, at = torch.empty_like(mean), 0
     for part in parts:
         for name in part.sums:
             here = slice(at, at + part.channels)
+            # Three deviations above its mean, noise alone has this power: below it, all is noise.
+            ceiling = noise_variance * (1 + 3 * math.sqrt(2 / part.channels))
             power = float(mean[here].square().mean())
-            share = max(0.0, 1 - variance / power) if power > 0 else 0.0
+            share = max(0.0, 1 - ceiling / power) if power > 0 else 0.0
+            difference = (share * mean[here]).clamp(-2 * clip, 2 * clip)
             public = centre[here].double()
-            values[here] = public + scale[here].double() * share * mean[here]
+            values[here] = public + scale[here].double() * difference
             if name != "total":
                 values[here] = torch.maximum(values[here], LEAST_SQUARE * public)
             at += part.channels

@@ -54,7 +54,7 @@ class Server:
         reference: Tensor | None = None,
     ) -> None:
         self.needs = decide.needs(recipe)
-        check_recipe(recipe, self.needs)
+        check_recipe(recipe)
         if clients < 1 + secure:
             least = "two clients for masked summation" if secure else "one client"
             raise SympruneError(f"Federated pruning needs at least {least}.")
@@ -243,6 +243,7 @@ class Server:
             sum(k.samples for k in known),
             sum(k.samples * k.length for k in known),
             deviation,
+            self.settings.clip,
         )
 
     def _take(self, replies: Mapping[int, bytes], accept: Callable[[int, bytes], None]) -> None:
@@ -263,14 +264,14 @@ class Server:
         return {number: known for number, known in self.members.items() if known is not None}
 
 
-def check_recipe(recipe: Recipe, needs: decide.Needs) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Refuse what cannot be decided from a few sums per channel."""
     if recipe.weight_update is not None:
         raise SympruneError(
             f"--update {recipe.weight_update.name} changes weights, which federated pruning does "
             "not send; leave it out."
         )
-    if recipe.refinement is not None and GRAM in needs.inputs:
+    if recipe.refinement is not None and recipe.refinement.needs == GRAM:
         raise SympruneError(
             f"--refine {recipe.refinement.name} needs the clients' Gram matrices, which are as "
             "large as the weights and tell much more of the data; use dsnot or r2-dsnot."
