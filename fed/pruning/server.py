@@ -227,7 +227,8 @@ class Server:
         most = torch.tensor(
             [[sum(k.samples for k in known), sum(k.samples * k.length for k in known)]]
         )
-        if (counts < 0).any() or (counts > most).any():
+        negative = not self.settings.noise and self._negative_squares(values[counted:])
+        if negative or (counts < 0).any() or (counts > most).any():
             raise SympruneError("The clients' masked sum is not one: somebody sent something else.")
         return vectors.Packed(counts, values[counted:], rests[counted:])
 

@@ -308,3 +308,17 @@ def test_bad_client_data_is_refused() -> None:
         pruning.prune(families.model(), [tokens(), families.tokens(2, 8)], Recipe())
     with pytest.raises(SympruneError, match="cannot be split over 9 clients"):
         pruning.split(tokens(), 9)
+
+
+def test_a_false_reply_behind_masks_stops_the_run() -> None:
+    """Nobody can say whose it was, so nothing may be decided from it."""
+
+    def false(client: int, message: int, reply: bytes) -> bytes:
+        if client != 1 or message != 1:
+            return reply
+        return with_field(
+            reply, "masked", torch.randint_like(decode_message(reply)["masked"], 9**9)
+        )
+
+    with pytest.raises(SympruneError, match="masked sum is not one"):
+        run(Recipe(), false, secure=True)
