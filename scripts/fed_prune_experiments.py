@@ -30,7 +30,7 @@ from symprune.recipe import Recipe
 
 DOMAINS = ("wikitext2", "ptb", "python")
 DELTA = 1e-5
-EPSILONS = (8.0, 60.0, 400.0, 3000.0, 1e6)
+EPSILONS = (8.0, 400.0, 3000.0, 60.0, 1e6)
 EVAL_LENGTH, EVAL_WINDOWS = 256, 8
 
 
@@ -109,7 +109,7 @@ def domains(bench: Bench, samples: int = 8, length: int = 256) -> None:
     print(rows[-1]["traffic"])
 
 
-def noise(bench: Bench, samples: int = 32, length: int = 64) -> None:
+def noise(bench: Bench, samples: int = 24, length: int = 64) -> None:
     """WikiText and PTB are private, Python's documentation is public."""
     reference_windows, private_domains = 16, DOMAINS[:2]
 
@@ -142,6 +142,7 @@ def noise(bench: Bench, samples: int = 32, length: int = 64) -> None:
         rows.append({**row, "multiplier": multiplier, "windows for epsilon 8": round(needed)})
     keys = ("cell", "multiplier", "windows for epsilon 8", *private_domains)
     title = f"{bench.recipe.describe()}, {samples} windows of {length} tokens a client: perplexity"
+    rows.sort(key=lambda row: row.get("multiplier", 0.0))
     show(title, [{k: row.get(k) for k in keys} for row in rows])
 
 
