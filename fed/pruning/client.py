@@ -104,10 +104,13 @@ class Client:
             )
 
     def _measure(self, data: bytes) -> bytes:
+        """A block's statistics. A request that comes again gets the same statistics again, noise
+        included; hidden states are passed on once."""
         block, attempt, participants, values = messages.read_head(data)[2:]
         state, settings = self.state, self._settings
         new = block == state.block + 1 and attempt == 0
-        if not new and not (block == state.block and attempt > 0 and state.measured):
+        again = block == state.block and attempt >= 0 and state.measured is not None
+        if not new and not again:
             raise SympruneError(f"A client at block {state.block} was asked for block {block}.")
         if not 0 <= block < len(self.layout.blocks) or not 0 < participants <= settings.clients:
             raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
@@ -117,7 +120,7 @@ class Client:
             raise SympruneError(f"A client was asked for {values} statistics of {widest}.")
         with_keys = settings.secure and block == 0 and attempt == 0
         asked = messages.round_fields(settings, participants, len(found), with_keys, values)
-        before = self.layout.matrices(block - 1) if new and block else []
+        before = self.layout.matrices(block - 1) if block and attempt == 0 else []
         _, fields = messages.read(data, ROUND, {**asked, **messages.mask_fields(before)})
         parts = vectors.layout(found, fields["groups"], settings.needs)
         if vectors.length(parts) != values:
@@ -136,7 +139,7 @@ class Client:
 
     def _finish(self, data: bytes) -> bytes:
         last = len(self.layout.blocks) - 1
-        if self.state.block != last:
+        if self.state.block not in (last, last + 1):
             raise SympruneError(f"A client at block {self.state.block} was told it is finished.")
         found = self.layout.matrices(last)
         _, fields = messages.read(data, FINISH, messages.mask_fields(found))
@@ -250,7 +253,7 @@ class Client:
         rests = torch.cat([torch.zeros(measured.counts.numel()).double(), measured.rests])
         fixed = secure_sum.to_fixed(values, rests, self._settings.clients)
         seeds = {other: self.state.seeds[other] for other in sorted(others)}
-        return secure_sum.as_tensor(secure_sum.mask(fixed, own, seeds, block, attempt))
+        return secure_sum.as_tensor(secure_sum.mask(fixed, own, seeds, f"{block} {attempt}"))
 
 
 def digest(model: nn.Module) -> Tensor:

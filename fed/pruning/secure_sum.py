@@ -61,12 +61,14 @@ def pair_seed(secret: int, other_key: bytes, pair: tuple[int, int]) -> bytes:
     return hashlib.sha256(b"symprune pair %d %d " % tuple(sorted(pair)) + shared).digest()
 
 
-def mask(
-    values: np.ndarray, number: int, seeds: Mapping[int, bytes], block: int, attempt: int
-) -> np.ndarray:
-    """A client's numbers plus its part of every pair's stream; `seeds` by the other's number."""
+def mask(values: np.ndarray, number: int, seeds: Mapping[int, bytes], which: str) -> np.ndarray:
+    """A client's numbers plus its part of every pair's stream; `seeds` by the other's number.
+
+    No stream is used for two sums: it depends on `which` sum it is and on who takes part.
+    """
+    label = f"{which} of {sorted({number, *seeds})} ".encode()
     for other, seed in seeds.items():
-        stream = hashlib.shake_256(b"%d %d " % (block, attempt) + seed).digest(values.nbytes)
+        stream = hashlib.shake_256(label + seed).digest(values.nbytes)
         words = np.frombuffer(stream, np.uint64).reshape(values.shape)
         values = add(values, words if number < other else negative(words))
     return values

@@ -272,8 +272,8 @@ def test_a_client_refuses_a_server_that_does_not_keep_to_the_protocol() -> None:
         client(ask)
     server.welcome({0: client(hello)})
     first = client(ask)
-    with pytest.raises(SympruneError, match="at block 0 was asked for block 0"):
-        client(ask)
+    with pytest.raises(SympruneError, match="at block 0 was asked for block 2"):
+        client(encode_message({"head": messages.head(messages.ROUND, 2)}))
     with pytest.raises(SympruneError, match="told it is finished"):
         client(server.hello() and messages.write(messages.head(messages.FINISH)))
     assert server.take(0, {0: first})
@@ -282,6 +282,20 @@ def test_a_client_refuses_a_server_that_does_not_keep_to_the_protocol() -> None:
     for bad in (b"", b"\x01", b"\xff" * 40, hello[:-1]):
         with pytest.raises(SympruneError):
             client(bad)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_message_that_comes_twice_is_answered_twice_and_changes_nothing(secure: bool) -> None:
+    model = families.model()
+    clients = [Client(model, part) for part in shares()]
+
+    def send(outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
+        first, second = ({n: clients[n](data) for n, data in outgoing.items()} for _ in range(2))
+        assert first == second or messages.read_head(first[0])[1] == messages.HELLO
+        return second
+
+    pruning.run(Server(model, Recipe(refine="dsnot"), 3, secure), send)
+    assert same(model, central(Recipe(refine="dsnot"), tokens()))
 
 
 @pytest.mark.parametrize(

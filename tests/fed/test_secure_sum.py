@@ -23,13 +23,13 @@ def fixed(values: list[float], parties: int = 3) -> np.ndarray:
     return s.to_fixed(tensor, torch.zeros_like(tensor), parties)
 
 
-def masked(values: list[list[float]], block: int = 0, attempt: int = 0) -> list[torch.Tensor]:
+def masked(values: list[list[float]]) -> list[torch.Tensor]:
     secrets = [s.new_secret() for _ in values]
     keys = [s.public_key(secret) for secret in secrets]
     found = []
     for i, row in enumerate(values):
         seeds = {j: s.pair_seed(secrets[i], keys[j], (i, j)) for j in range(len(values)) if j != i}
-        found.append(s.as_tensor(s.mask(fixed(row), i, seeds, block, attempt)))
+        found.append(s.as_tensor(s.mask(fixed(row), i, seeds, "0 0")))
     return found
 
 
@@ -70,7 +70,7 @@ def test_negative_numbers_and_pairs_survive() -> None:
         assert abs(Fraction(float(found[i])) + Fraction(float(rest[i])) - exact) <= 2.0**-64
 
 
-def test_what_one_client_sends_looks_random_and_changes_with_the_attempt() -> None:
+def test_what_one_client_sends_looks_random_and_no_stream_is_used_twice() -> None:
     zeros = [[0.0] * 2000] * 3
     reply = masked(zeros)[0]
     bits = np.unpackbits(reply.numpy().view(np.uint8))
@@ -78,12 +78,10 @@ def test_what_one_client_sends_looks_random_and_changes_with_the_attempt() -> No
     secrets = [s.new_secret(), s.new_secret()]
     seed = s.pair_seed(secrets[0], s.public_key(secrets[1]), (0, 1))
     assert seed == s.pair_seed(secrets[1], s.public_key(secrets[0]), (1, 0))
-    streams = {
-        s.mask(fixed([0.0]), 0, {1: seed}, block, attempt).tobytes()
-        for block in range(3)
-        for attempt in range(3)
-    }
-    assert len(streams) == 9
+    streams = {s.mask(fixed([0.0]), 0, {1: seed}, which).tobytes() for which in "abc"}
+    others = s.mask(fixed([0.0]), 0, {1: seed, 2: b""}, "a")
+    alone = s.mask(fixed([0.0]), 0, {2: b""}, "a")
+    assert s.add(others, s.negative(alone)).tobytes() not in streams and len(streams) == 3
 
 
 def test_a_missing_reply_leaves_noise_not_a_partial_sum() -> None:
