@@ -8,12 +8,9 @@ from typing import Any
 from rich.table import Table
 
 ERRORS = {
-    "relative_error_base": "base mask",
-    "relative_error": "final",
-    "held_out_error_base": "held-out, base",
-    "held_out_error": "held-out, final",
-    "expected_error_before": "expected, base",
-    "expected_error_after": "expected, final",
+    "calibration": ("relative_error_base", "relative_error"),
+    "held-out": ("held_out_error_base", "held_out_error"),
+    "of the mean": ("expected_error_before", "expected_error_after"),
 }
 
 
@@ -26,10 +23,8 @@ def summary(record: Mapping[str, Any]) -> Table:
     for entry in record.get("perplexity", []):
         label = f"perplexity, {entry['data']} ({entry['windows']} x {entry['seqlen']} tokens)"
         table.add_row(label, f"{entry['dense']:.2f}", f"{entry['pruned']:.2f}")
-    before, after = (_mean(record["layers"], f"held_out_error{which}") for which in ("_base", ""))
-    if after:
-        label = "error per layer on held-out tokens, base mask -> final"
-        table.add_row(label, "", f"{before} -> {after}")
+    if change := _change(record["layers"], *ERRORS["held-out"]):
+        table.add_row("relative error of a layer, held-out tokens", "", change)
     kept = record["parameters"] - record["removed"]
     table.add_row("non-zero weights", f"{record['parameters']:,}", f"{kept:,}")
     table.add_row("sparsity of the decoder blocks' matrices", "", percent(record["sparsity"]))
@@ -56,14 +51,14 @@ def by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
 def errors_by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
     """Mean reconstruction error per kind of layer, with the base mask and in the end.
 
-    ||X(W~-W)||_F / ||XW||_F on calibration and on held-out tokens; expected: the size of a row's
+    ||X(W~-W)||_F / ||XW||_F on calibration and on held-out tokens, and the mean size of a row's
     expected error.
     """
-    title = "Relative error on calibration and held-out tokens, and of the mean (expected)"
-    table = _table(title, *ERRORS.values(), "exchanged")
+    table = _table("Error of a layer's output, base mask -> final", *ERRORS, "exchanged")
     for kind, members in _kinds(layers).items():
+        figures = (_change(members, *names) for names in ERRORS.values())
         exchanged = sum(layer.get("exchanged", 0) for layer in members)
-        table.add_row(kind, *(_mean(members, name) for name in ERRORS), f"{exchanged:,}")
+        table.add_row(kind, *figures, f"{exchanged:,}")
     return table
 
 
@@ -82,9 +77,14 @@ def _kinds(layers: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
     return kinds
 
 
+def _change(layers: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
+    first, last = _mean(layers, before), _mean(layers, after)
+    return f"{first} -> {last}" if last else ""
+
+
 def _mean(layers: Sequence[Mapping[str, Any]], name: str) -> str:
     values = [layer[name] for layer in layers if name in layer]
-    return f"{sum(values) / len(values):.4g}" if values else ""
+    return f"{sum(values) / len(values):.3g}" if values else ""
 
 
 def sweep(rows: Sequence[Mapping[str, Any]]) -> Table:

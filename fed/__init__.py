@@ -1,7 +1,10 @@
-"""Federated sparse training: the algorithms, the compressors and the engine that runs them.
+"""Federated sparse training, and federated pruning of a language model.
 
     from symprune.fed import build, make_problem, simulate
     result = simulate(build("sparse-proxskip", sparsity=0.9), make_problem("digits"), rounds=100)
+
+    from symprune.fed import prune
+    result = prune(model, [tokens_of_one_client, tokens_of_another], Recipe(pattern="2:4"))
 
 Importing the package needs neither Flower nor transformers nor matplotlib.
 """
@@ -12,12 +15,14 @@ from symprune.fed.algorithms import ALGORITHMS, Algorithm, build
 from symprune.fed.data import load
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import Sent, Turn
+from symprune.fed.pruning import Privacy, prune
 from symprune.fed.simulate import Result, simulate
 from symprune.fed.tasks import make_problem
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Privacy",
     "Problem",
     "Result",
     "Sent",
@@ -25,5 +30,6 @@ __all__ = [
     "build",
     "load",
     "make_problem",
+    "prune",
     "simulate",
 ]

@@ -16,10 +16,15 @@ from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, build
 from symprune.fed.compare import Entry, Line, Setting, run_entry, summary
 from symprune.fed.problem import Problem
+from symprune.fed.pruning.command import prune
 from symprune.fed.simulate import Record, Result, simulate
 from symprune.fed.tasks import make_problem
 
-app = typer.Typer(help="Federated sparse training.", no_args_is_help=True)
+app = typer.Typer(
+    help="Federated sparse training, and pruning with text that stays where it is.",
+    no_args_is_help=True,
+)
+app.command()(prune)
 console = Console()
 
 

@@ -32,6 +32,8 @@ DTYPES = (
 DENSE, INDEXED, MASKED = range(3)
 MAX_TABLE = 1 << 12
 MAX_VALUES = 1 << 31
+Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Field name -> the type and shape it must have."""
 
 
 def encode(tensor: Tensor, table: bool = False) -> bytes:
@@ -144,6 +146,41 @@ def decode_message(data: bytes, max_values: int = MAX_VALUES) -> dict[str, Tenso
         fields[name], at = decode_at(data, at + length, max_values)
     if at != len(data) or len(fields) != count:
         raise SympruneError("A message has bytes too many or a field twice.")
+    return fields
+
+
+def decode_field(
+    data: bytes, at: int, name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> tuple[Tensor, int]:
+    """The field at `at`, which must have this name, type and shape, and where it ends. No more than
+    the shape's values is allocated, whatever the bytes say."""
+    length, at = _read_varint(data, at)
+    if _take(data, at, length) != name.encode():
+        raise SympruneError(f"A message lacks the field {name!r} where it belongs.")
+    tensor, at = decode_at(data, at + length, math.prod(shape))
+    if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+        raise SympruneError(
+            f"The field {name!r} of a message is {tensor.dtype} {tuple(tensor.shape)}, "
+            f"not {dtype} {tuple(shape)}."
+        )
+    return tensor, at
+
+
+def first_field(data: bytes, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The field a message starts with; the rest is not looked at."""
+    return decode_field(data, _read_varint(data, 0)[1], name, dtype, shape)[0]
+
+
+def decode_as(data: bytes, expected: Expected) -> dict[str, Tensor]:
+    """The fields of a message that must be exactly the expected ones, in their order."""
+    count, at = _read_varint(data, 0)
+    if count != len(expected):
+        raise SympruneError(f"A message has {count} fields, not {len(expected)}.")
+    fields: dict[str, Tensor] = {}
+    for name, (dtype, shape) in expected.items():
+        fields[name], at = decode_field(data, at, name, dtype, shape)
+    if at != len(data):
+        raise SympruneError(f"A message has {len(data) - at} bytes too many.")
     return fields
 
 

@@ -94,7 +94,7 @@ def decide(
         keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
     decision = Decision(keep)
     if update is not None and inputs is not None:
-        if isinstance(update, LeastSquares) and update.rounds > 1:
+        if isinstance(update, LeastSquares) and recipe.rounds > 1:
             fitted = update.in_rounds(weight, inputs, mask_of)
         else:
             share = recipe.target_sparsity if removed is None else removed / weight.numel()

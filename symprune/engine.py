@@ -191,12 +191,12 @@ def _walk(
                         )  # fmt: skip
                         distributed.reduce(watched)
             with _timed(report, "mask"):
-                kept = _prune_block(
+                kept = prune_block(
                     found,
                     measured,
-                    watched,
                     report,
                     plan,
+                    watched,
                     lambda n, i=index, f=found: watch("mask", i, count, n, len(f)),  # type: ignore[misc]
                 )
             if activations is not None and index + 1 < count:
@@ -224,15 +224,18 @@ def _gram_memory(
     return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
 
 
-def _prune_block(
+def prune_block(
     found: list[Matrix],
     measured: walk.Collector,
-    watched: walk.Collector,
     report: Report,
     plan: Plan,
-    tick: walk.Tick,
+    watched: walk.Collector | None = None,
+    tick: walk.Tick = lambda _: None,
 ) -> MaskSet:
-    """Make and apply the masks of a block; experts share the mask of their fused parameter."""
+    """Make and apply the masks of a block; experts share the mask of their fused parameter.
+
+    measured decides, wherever it was measured; watched are statistics of held-out tokens.
+    """
     kept, fused = MaskSet(), dict[str, Tensor]()
     base = plan.base
     for number, matrix in enumerate(found):
@@ -250,7 +253,7 @@ def _prune_block(
             plan.report_error,
             base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
             removed=plan.removed.get(matrix.name),
-            held_out=watched.inputs.get(matrix.name) if inputs else None,
+            held_out=watched.inputs.get(matrix.name) if watched and inputs else None,
         )
         keep = decision.keep
         if decision.weight is not None:

@@ -64,7 +64,7 @@ class Recipe:
         self._check_steps()
 
     def _check_steps(self) -> None:
-        if self.refine is not None and getattr(self.weight_update, "rounds", 1) > 1:
+        if self.refine is not None and self.rounds > 1:
             raise SympruneError("Rounds find the mask themselves: leave out the refinement.")
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
@@ -92,6 +92,12 @@ class Recipe:
         return updates.chosen_update(self.update)
 
     @property
+    def rounds(self) -> int:
+        """How often mask and weights are found in turn."""
+        chosen = self.weight_update
+        return chosen.rounds if isinstance(chosen, updates.LeastSquares) else 1
+
+    @property
     def allocation(self) -> allocations.Allocation | None:
         return allocations.chosen_allocation(self.allocate)
 
@@ -106,8 +112,8 @@ class Recipe:
         amount = self.pattern or f"{100 * self.target_sparsity:g} % per {self.group}"
         steps = [" ".join(part for part in (self.method, params) if part)]
         steps += [step.name for step in (self.refinement, self.weight_update) if step]
-        if getattr(self.weight_update, "rounds", 1) > 1:
-            steps[-1] += f" in {self.weight_update.rounds} rounds"
+        if self.rounds > 1:
+            steps[-1] += f" in {self.rounds} rounds"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
         return f"{' + '.join(steps)}, {amount}"

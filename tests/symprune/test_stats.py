@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -56,11 +58,24 @@ def test_batches_and_splits_do_not_show(samples: int, seed: int, data: st.DataOb
     assert_same(left, whole)
 
 
-def test_order_and_splits_do_not_change_one_bit_of_the_norm() -> None:
-    x = torch.randn(64, 16, 128)
-    forwards, backwards, halves = measured(*x.split(1)), measured(*x.flip(0).split(1)), measured(x)
-    assert torch.equal(forwards.norm, backwards.norm)
-    assert torch.equal(forwards.norm, halves.norm)
+def test_order_and_splits_do_not_change_one_bit() -> None:
+    x = torch.randn(64, 17, 128) * torch.logspace(-6, 6, 64)[torch.randperm(64)].view(-1, 1, 1)
+    thirds = [measured(part) for part in x.split((5, 40, 19))]
+    for part in thirds[:0:-1]:
+        thirds[0].merge(part)
+    for other in (measured(*x.flip(0).split(1)), thirds[0]):
+        for name in ("norm", "mean", "variance"):
+            assert torch.equal(getattr(measured(*x.split(1)), name), getattr(other, name)), name
+
+
+def test_a_sum_is_exact_where_double_precision_is_not() -> None:
+    x = torch.tensor([1.0, 1e-4, 1e5]).view(3, 1, 1)
+    exact = Fraction(0)
+    for value in x.flatten():
+        exact += Fraction(float(value * value))
+    stats = measured(x)
+    assert Fraction(float(stats.sums["square"])) + Fraction(float(stats.rests["square"])) == exact
+    assert Fraction(float(stats.sums["square"])) != exact
 
 
 def test_number_of_threads_does_not_show() -> None:

@@ -1,0 +1,266 @@
+"""A client of federated pruning: a function from a message's bytes to the reply's bytes.
+
+It holds the dense model and tokens that never leave it. What it remembers between messages (the
+hidden states in front of the next block, mostly) is an explicit state that can live in a folder, so
+that each message may be answered by a new process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from symprune import walk
+from symprune.errors import SympruneError
+from symprune.fed.payload import check_finite
+from symprune.fed.pruning import memory, messages, noise, secure_sum, vectors
+from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
+from symprune.maskset import MaskSet
+from symprune.models import Layout, Matrix, find_layout
+
+Tick = Callable[[str, int, int, int], None]
+"""tick(stage, block, samples done, samples)"""
+
+
+class Client:
+    """One owner of private calibration tokens `[samples, length]`.
+
+    privacy and secure are what the owner insists on, whatever the server says. With a folder, the
+    state is read from it and written to it after each message. noise_seed makes the noise
+    repeatable, for experiments only: noise that can be guessed protects nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: Tensor,
+        privacy: noise.Privacy | None = None,
+        secure: bool = False,
+        folder: Path | None = None,
+        noise_seed: int | None = None,
+        tick: Tick = lambda *_: None,
+    ) -> None:
+        if tokens.dim() != 2 or tokens.numel() == 0:
+            raise SympruneError("A client's tokens must be a filled [samples, length] tensor.")
+        self.layout: Layout = find_layout(model)
+        self.tokens = tokens
+        self.privacy = privacy
+        self.secure = secure
+        self.tick = tick
+        self.folder = folder
+        self.state = memory.load(folder) if folder else memory.State()
+        self._masks = MaskSet()
+        self._inputs: list[walk.BlockInputs] | None = None
+        self._generator = np.random.default_rng(
+            secrets.randbits(128) if noise_seed is None else noise_seed
+        )
+
+    def __call__(self, data: bytes) -> bytes:
+        """Answer one message of the server."""
+        kind = messages.read_head(data)[1]
+        answers = {HELLO: self._introduce, ROUND: self._measure, FINISH: self._finish}
+        if kind not in answers:
+            raise SympruneError(f"A message is of the unknown kind {kind}.")
+        with walk.ready(self.layout.model):
+            reply = answers[kind](data)
+        if self.folder:
+            memory.save(self.folder, self.state)
+        return reply
+
+    @property
+    def masks(self) -> MaskSet:
+        """The masks received so far, of the blocks that are pruned."""
+        return memory.load_masks(self.folder) if self.folder else self._masks
+
+    def _introduce(self, data: bytes) -> bytes:
+        settings = messages.read_settings(data)
+        self._agree(settings)
+        self.state = memory.State(settings, secret=secure_sum.new_secret())
+        fields = {"model": digest(self.layout.model)}
+        if self._settings.secure:
+            key = secure_sum.public_key(self.state.secret)
+            fields["key"] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
+        samples, length = self.tokens.shape
+        return messages.write(messages.head(HELLO, samples, length), fields)
+
+    def _agree(self, settings: Settings) -> None:
+        """Insist on the protection that was promised, for one run only."""
+        if self.secure and not settings.secure:
+            raise SympruneError(f"Client {settings.number} insists on masked summation.")
+        if self.privacy is None:
+            return
+        if settings.noise < self.privacy.multiplier(len(self.layout.blocks)):
+            raise SympruneError(f"Client {settings.number} insists on more noise than it was told.")
+        if self.state.block >= 0:
+            raise SympruneError(
+                f"Client {settings.number} was asked to start over, which would spend its "
+                "privacy twice."
+            )
+
+    def _measure(self, data: bytes) -> bytes:
+        """A block's statistics. A request that comes again gets the same statistics again, noise
+        included; hidden states are passed on once."""
+        block, attempt, participants, values = messages.read_head(data)[2:]
+        state, settings = self.state, self._settings
+        new = block == state.block + 1 and attempt == 0
+        again = block == state.block and attempt >= 0 and state.measured is not None
+        if not new and not again:
+            raise SympruneError(f"A client at block {state.block} was asked for block {block}.")
+        if not 0 <= block < len(self.layout.blocks) or not 0 < participants <= settings.clients:
+            raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
+        found = self.layout.matrices(block)
+        widest = vectors.length(vectors.layout(found, torch.arange(len(found)), settings.needs))
+        if not 0 <= values <= widest:
+            raise SympruneError(f"A client was asked for {values} statistics of {widest}.")
+        with_keys = settings.secure and block == 0 and attempt == 0
+        asked = messages.round_fields(settings, participants, len(found), with_keys, values)
+        before = self.layout.matrices(block - 1) if block and attempt == 0 else []
+        _, fields = messages.read(data, ROUND, {**asked, **messages.mask_fields(before)})
+        parts = vectors.layout(found, fields["groups"], settings.needs)
+        if vectors.length(parts) != values:
+            raise SympruneError(f"A client was asked for {values} statistics that do not fit.")
+        if new:
+            self._advance(block, before, fields)
+            state.measured = self._collect(block, found, parts, fields)
+            state.block = block
+        if not settings.secure:
+            reply = {k: getattr(state.measured, k) for k in ("counts", "values", "rests")}
+        else:
+            if with_keys:
+                self._learn_keys(fields)
+            reply = {"masked": self._masked(fields["participants"].tolist(), block, attempt)}
+        return messages.write(messages.head(ROUND, block, attempt), reply)
+
+    def _finish(self, data: bytes) -> bytes:
+        last = len(self.layout.blocks) - 1
+        if self.state.block not in (last, last + 1):
+            raise SympruneError(f"A client at block {self.state.block} was told it is finished.")
+        found = self.layout.matrices(last)
+        _, fields = messages.read(data, FINISH, messages.mask_fields(found))
+        self._apply(last, found, fields)
+        self.state = memory.State(self.state.settings, last + 1)
+        return messages.write(messages.head(FINISH))
+
+    @property
+    def _settings(self) -> Settings:
+        if self.state.settings is None:
+            raise SympruneError("A client was asked for statistics before it was introduced.")
+        return self.state.settings
+
+    def _apply(self, block: int, found: list[Matrix], fields: dict[str, Tensor]) -> None:
+        masks = MaskSet() if self.folder else self._masks
+        for number, (name, parameter) in enumerate(messages.parameters(found).items()):
+            keep = fields[f"mask{number}"]
+            parameter.data.masked_fill_(~keep.to(parameter.device), 0)
+            masks[name] = keep
+        if self.folder and found:
+            memory.save_masks(self.folder, block, masks)
+
+    def _advance(self, block: int, before: list[Matrix], fields: dict[str, Tensor]) -> None:
+        """Prune the block before and pass the hidden states through it; first of all, embed."""
+        self._apply(block - 1, before, fields)
+        if not self._settings.needs:
+            return
+        samples = len(self.tokens)
+        if block == 0:
+            made = walk.embed(self.layout, self.tokens, lambda n: self.tick("embed", 0, n, samples))
+            self.state.hidden, self._inputs = made.hidden, made.inputs
+        else:
+            self._activations().advance(
+                block - 1,
+                self.layout.blocks[block - 1],
+                lambda n: self.tick("advance", block - 1, n, samples),
+            )
+
+    def _activations(self) -> walk.Activations:
+        assert self.state.hidden is not None
+        if self._inputs is None:
+            self._inputs = walk.embed(self.layout, self.tokens[:1]).inputs
+        return walk.Activations(self.state.hidden, self._inputs)
+
+    def _collect(
+        self, block: int, found: list[Matrix], parts: list[vectors.Part], fields: dict[str, Tensor]
+    ) -> vectors.Packed:
+        settings, samples = self._settings, len(self.tokens)
+        if not parts:
+            return vectors.empty(parts)
+        if not settings.noise:
+            measured = walk.collect(
+                self._activations(),
+                block,
+                self.layout.blocks[block],
+                found,
+                settings.needs.inputs,
+                settings.needs.outputs,
+                lambda n: self.tick("collect", block, n, samples),
+            )
+            packed = vectors.pack(parts, measured.inputs, measured.outputs)
+            check_finite(packed.values, f"What a client measured in block {block}")
+            return packed
+        return self._collect_private(block, found, parts, fields)
+
+    def _collect_private(
+        self, block: int, found: list[Matrix], parts: list[vectors.Part], fields: dict[str, Tensor]
+    ) -> vectors.Packed:
+        """Each sample's part clipped, noise on their sum; the counts are public."""
+        settings, samples = self._settings, len(self.tokens)
+        activations, total = self._activations(), vectors.empty(parts)
+        for sample in range(samples):
+            one = walk.Activations(activations.hidden[sample : sample + 1], activations.inputs)
+            measured = walk.collect(
+                one,
+                block,
+                self.layout.blocks[block],
+                found,
+                settings.needs.inputs,
+                settings.needs.outputs,
+            )
+            packed = vectors.pack(parts, measured.inputs, measured.outputs)
+            check_finite(packed.values, f"What a client measured in block {block}")
+            total.values += noise.clipped(
+                packed.values, fields["centre"], fields["scale"], settings.clip
+            )
+            self.tick("collect", block, sample, samples)
+        total.values = noise.noisy(total.values, settings.noise, settings.clip, self._generator)
+        total.counts[:] = torch.tensor([samples, self.tokens.numel()])
+        return total
+
+    def _learn_keys(self, fields: dict[str, Tensor]) -> None:
+        own = self._settings.number
+        keys = zip(fields["participants"].tolist(), fields["keys"], strict=True)
+        self.state.seeds = {
+            other: secure_sum.pair_seed(self.state.secret, bytes(key.tolist()), (own, other))
+            for other, key in keys
+            if other != own
+        }
+
+    def _masked(self, participants: list[int], block: int, attempt: int) -> Tensor:
+        """The measured vector, counts first, behind the streams of all other participants."""
+        own, measured = self._settings.number, self.state.measured
+        assert measured is not None
+        others = set(participants) - {own}
+        if not others or own not in participants:
+            raise SympruneError(f"Client {own} was asked for a masked sum of itself alone.")
+        if not others <= self.state.seeds.keys():
+            raise SympruneError(f"Client {own} was asked to mask with a client it has no key of.")
+        values = torch.cat([measured.counts.flatten().double(), measured.values])
+        rests = torch.cat([torch.zeros(measured.counts.numel()).double(), measured.rests])
+        fixed = secure_sum.to_fixed(values, rests, self._settings.clients)
+        seeds = {other: self.state.seeds[other] for other in sorted(others)}
+        return secure_sum.as_tensor(secure_sum.mask(fixed, own, seeds, f"{block} {attempt}"))
+
+
+def digest(model: nn.Module) -> Tensor:
+    """A fingerprint of the dense model: both sides must have the same one."""
+    found = hashlib.blake2b(digest_size=messages.DIGEST_BYTES)
+    for name, parameter in model.named_parameters():
+        found.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        flat = parameter.detach().cpu().contiguous().view(-1)
+        found.update(flat.view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)

@@ -1,0 +1,218 @@
+"""`symprune fed prune`: the options, and the tables a run ends with. No logic of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from symprune import console
+from symprune import options as o
+from symprune.errors import SympruneError
+from symprune.eval import tables
+from symprune.fed.pruning.noise import Privacy
+from symprune.recipe import Recipe
+
+CLIENTS = "Clients"
+PRIVACY = "Privacy"
+FEDERATED = "federated"
+
+
+def prune(
+    model: o.Model,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            rich_help_panel=CLIENTS,
+            help="A client's private text: a file, c4, wikitext2 or builtin; once per client.",
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=CLIENTS, help="Instead: deal one --calibration set out to so many."
+        ),
+    ] = None,
+    secure_sum: Annotated[
+        bool,
+        typer.Option(
+            "--secure-sum", rich_help_panel=PRIVACY, help="The server sees only the clients' sum."
+        ),
+    ] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="Clip and noise what a client sends, so that the whole run is (epsilon, delta)-"
+            "private for each of its windows.",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(rich_help_panel=PRIVACY, help="[dim]\\[1e-5][/dim]")
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="A window may differ from the reference by so much (root mean square, relative). "
+            "[dim]\\[0.5][/dim]",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="Public text that noised statistics are measured against. [dim]\\[builtin][/dim]",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Criterion, as for prune. [dim]\\[default: ria][/dim]")
+    ] = None,
+    sparsity: Annotated[
+        float | None,
+        typer.Option(help="Fraction of each group to remove. [dim]\\[default: 0.5][/dim]"),
+    ] = None,
+    pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="row or layer. [dim]\\[default: row][/dim]")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Power of the input norm. [dim]\\[ria: 0.5][/dim]")
+    ] = None,
+    beta: Annotated[
+        float | None,
+        typer.Option(help="stochria: sampled share. symwanda: power of the output norm."),
+    ] = None,
+    p: Annotated[float | None, typer.Option("--p", help="lp: which norm; inf is one.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the method."),
+    ] = None,
+    calibration: o.Calibration = None,
+    nsamples: Annotated[
+        int | None,
+        typer.Option(
+            help="Windows of each client; of all together with --clients. "
+            "[dim]\\[default: 128][/dim]",
+            rich_help_panel=o.CALIBRATION,
+        ),
+    ] = None,
+    seqlen: o.SeqLen = None,
+    seed: o.Seed = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML or JSON file; options given here override it.")
+    ] = None,
+    refine: Annotated[
+        str | None, typer.Option(help="dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT)
+    ] = None,
+    max_cycles: o.MaxCycles = None,
+    update_threshold: o.UpdateThreshold = None,
+    var_power: o.VarPower = None,
+    refine_layers: o.RefineLayers = None,
+    same_sign: o.SameSign = None,
+    accept: o.Accept = None,
+    refine_preset: o.Preset = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    output: o.Output = None,
+    force: o.Force = False,
+    evaluate: o.Evaluate = True,
+    eval_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=o.EVALUATION, help="As for prune; several are measured one by one."
+        ),
+    ] = None,
+    eval_windows: o.EvalWindows = None,
+    json_file: o.JsonFile = None,
+) -> None:
+    """Prune one language model with calibration text that stays with its owners.
+
+    Clients return sums per channel, the server decides the masks: the same as if all text were in
+    one place. Here all parties run in this process and exchange the bytes they would send.
+
+    [bold]Examples[/bold]
+
+      symprune fed prune --model llama2-7b --pattern 2:4 --client a.txt --client b.txt --secure-sum
+
+      symprune fed prune --model smollm2-135m --clients 4 --calibration builtin --nsamples 16
+    """
+    from symprune.fed.pruning import job as jobs
+
+    if sparsity is not None and pattern is not None:
+        raise SympruneError("Give --sparsity or --pattern, not both.")
+    if client and calibration is not None:
+        raise SympruneError("--calibration goes with --clients; each --client has its own text.")
+    changes = o.given(
+        method=method, sparsity=sparsity, pattern=pattern, group=group, nsamples=nsamples,
+        seqlen=seqlen, seed=seed, calibration=FEDERATED if client else calibration,
+    )  # fmt: skip
+    chosen = (Recipe.load(recipe) if recipe else Recipe()).with_changes(**changes)
+    params = {**o.given(alpha=alpha, beta=beta, p=p), **o.assignments(set_ or [])}
+    if params:
+        chosen = chosen.with_changes(params={**chosen.params, **params})
+    refining = o.given(
+        max_cycles=max_cycles, update_threshold=update_threshold, var_power=var_power,
+        layers=refine_layers, same_sign=same_sign, accept=accept, preset=refine_preset,
+    )  # fmt: skip
+    chosen = o.with_step(chosen, "refine", refine, refining)
+    noised = o.given(delta=delta, clip=clip)
+    if epsilon is None and (noised or reference is not None):
+        option = next(iter(noised), "reference")
+        raise SympruneError(f"--{option} goes with --epsilon.")
+    _do(
+        jobs.Job(
+            model, chosen, tuple(client or ()), clients, secure_sum,
+            None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
+            output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
+        ),
+        json_file,
+    )  # fmt: skip
+
+
+def _do(job: Any, json_file: Path | None) -> None:
+    from symprune.fed.pruning import job as jobs
+
+    console.prepare_libraries()
+    with console.display() as shown:
+        record = jobs.prune(job, shown.tell, shown.watch, shown.watch_eval)
+    console.out.print(tables.by_kind(record["layers"]))
+    console.out.print(_traffic(record["federated"]))
+    console.out.print(tables.summary(record))
+    console.notes([*record["notes"], *_promise(record["federated"])])
+    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    o.write_json(json_file, record)
+
+
+def _traffic(federated: dict[str, Any]) -> Table:
+    """Bytes of all clients together: a block's on average, and the whole run's."""
+    traffic = federated["traffic"]
+    blocks = traffic["blocks"]
+    table = Table(title=f"Traffic of {traffic['clients']} clients", title_justify="left")
+    table.add_column("", style="bold")
+    for column in ("statistics up", "masks down", "the weights would be", "share"):
+        table.add_column(column, justify="right")
+    mean = {key: sum(block[key] for block in blocks) / len(blocks) for key in blocks[0]}
+    rows = {"a block, on average": (mean["up"], mean["down"], mean["weights"])}
+    whole = (traffic["bytes_up"], traffic["bytes_down"], traffic["weights_bytes"])
+    rows["all blocks and the set-up"] = whole
+    for name, (up, down, weights) in rows.items():
+        share = tables.percent((up + down) / weights)
+        table.add_row(name, *(tables.size(value) for value in (up, down, weights)), share)
+    return table
+
+
+def _promise(federated: dict[str, Any]) -> list[str]:
+    notes = []
+    if federated["secure_sum"]:
+        notes.append("The statistics were added up behind pairwise masks.")
+    if "privacy" in federated:
+        found = federated["privacy"]
+        notes.append(
+            f"All a client sent is ({found['epsilon']:g}, {found['delta']:g})-differentially "
+            "private for each of its windows."
+        )
+    return notes

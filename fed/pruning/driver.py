@@ -1,0 +1,178 @@
+"""Federated pruning from the first message to the last: a plain loop over a way to send messages.
+
+    from symprune.fed import prune
+    result = prune(model, [tokens_of_one, tokens_of_another], Recipe(method="ria", pattern="2:4"))
+
+`send` is all a transport has to give: numbered messages in, the replies of those who answered out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symprune import engine
+from symprune.errors import SympruneError
+from symprune.fed.ledger import Ledger
+from symprune.fed.pruning.client import Client
+from symprune.fed.pruning.noise import Privacy
+from symprune.fed.pruning.server import Server
+from symprune.recipe import Recipe
+
+Send = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]
+Block = Callable[[int, int], None]
+"""block(done, blocks): called when a block's masks are decided."""
+
+
+@dataclass
+class Traffic:
+    """Bytes over all clients: in total and by client, and for every block; what weights would be.
+
+    A block's bytes up are its statistics, its bytes down the request that carries its masks; the
+    first messages (settings, keys, the first request) are `setup`. weights is the size of the
+    block's prunable matrices, once to each client.
+    """
+
+    ledger: Ledger
+    setup: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    blocks: list[dict[str, int]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        up, down = int(self.ledger.up_bytes.sum()), int(self.ledger.down_bytes.sum())
+        weights = sum(block["weights"] for block in self.blocks)
+        return {
+            "clients": len(self.ledger.up_bytes),
+            "bytes_up": up,
+            "bytes_down": down,
+            "weights_bytes": weights,
+            "share_of_weights": (up + down) / weights if weights else 0.0,
+            "setup": self.setup,
+            "blocks": self.blocks,
+        }
+
+
+@dataclass
+class Result:
+    """What was done: the report of `symprune.prune`, and the traffic it took."""
+
+    report: engine.Report
+    traffic: Traffic
+    clients_left: list[int]
+    privacy: dict[str, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        federated = {"traffic": self.traffic.to_dict(), "clients_left": self.clients_left}
+        if self.privacy is not None:
+            federated["privacy"] = self.privacy
+        return {**self.report.to_dict(), "federated": federated}
+
+
+def run(server: Server, send: Send, done: Block = lambda *_: None) -> Result:
+    """Drive a server to the end; its model is pruned in place."""
+    blocks, report = len(server.layout.blocks), server.report
+    traffic = Traffic(Ledger.empty(len(server.members)))
+    for block in range(blocks):
+        weights = sum(
+            m.weight.numel() * m.weight.element_size() for m in server.layout.matrices(block)
+        )
+        copies = weights * len(server.members)
+        traffic.blocks.append({"up": 0, "down": 0, "weights": copies})
+
+    def exchange(
+        outgoing: Mapping[int, bytes], up: dict[str, int], down: dict[str, int]
+    ) -> Mapping[int, bytes]:
+        _count(traffic.ledger.down, outgoing)
+        down["down"] += sum(map(len, outgoing.values()))
+        replies = {n: data for n, data in send(outgoing).items() if n in outgoing}
+        _count(traffic.ledger.up, replies)
+        up["up"] += sum(map(len, replies.values()))
+        return replies
+
+    with _timed(report):
+        server.welcome(exchange(server.hello(), traffic.setup, traffic.setup))
+        for block in range(blocks):
+            here = traffic.blocks[block]
+            carries = traffic.blocks[block - 1] if block else traffic.setup
+            while not server.take(block, exchange(server.ask(block), here, carries)):
+                pass
+            done(block, blocks)
+        exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
+    report.peak_memory = engine.peak_memory()
+    promise = None
+    if server.privacy is not None and server.settings.noise:
+        promise = {
+            "epsilon": server.privacy.epsilon,
+            "delta": server.privacy.delta,
+            "clip": server.privacy.clip,
+            "noise_multiplier": server.settings.noise,
+            "releases": blocks,
+        }
+    return Result(report, traffic, list(server.members), promise)
+
+
+def prune(
+    model: nn.Module,
+    clients: Sequence[Tensor],
+    recipe: Recipe | None = None,
+    secure: bool = False,
+    privacy: Privacy | None = None,
+    reference: Tensor | None = None,
+    noise_seed: int | None = None,
+    watch: engine.Watch = lambda *_: None,
+) -> Result:
+    """Prune `model` in place with calibration tokens of several clients, all in this process.
+
+    clients are their tokens, `[samples, length]` each. secure adds their statistics up behind
+    pairwise masks; privacy clips and noises them, measured against the public tokens `reference`.
+    Without privacy the masks are those of `symprune.prune` on all tokens together, bit for bit.
+    """
+    lengths = sorted({tokens.shape[-1] for tokens in (*clients, *_given(reference))})
+    if len(lengths) > 1:
+        raise SympruneError(f"Samples must be of one length, not of {lengths} tokens.")
+    blocks = 0
+
+    def tick(stage: str, block: int, done: int, samples: int) -> None:
+        watch(stage, block, blocks, done, samples)
+
+    server = Server(model, recipe or Recipe(), len(clients), secure, privacy, reference)
+    blocks = len(server.layout.blocks)
+    seeds = [None if noise_seed is None else noise_seed + i for i in range(len(clients))]
+    members = [
+        Client(model, tokens, privacy if server.needs else None, secure, None, seed, tick)
+        for tokens, seed in zip(clients, seeds, strict=True)
+    ]
+
+    def send(outgoing: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        return {number: members[number](data) for number, data in outgoing.items()}
+
+    return run(server, send, lambda block, of: watch("done", block, of, 0, 0))
+
+
+def _given(tokens: Tensor | None) -> list[Tensor]:
+    return [] if tokens is None else [tokens]
+
+
+def split(tokens: Tensor, clients: int) -> list[Tensor]:
+    """One calibration set dealt out: consecutive samples, as even as it goes."""
+    if not 1 <= clients <= len(tokens):
+        raise SympruneError(f"{len(tokens)} samples cannot be split over {clients} clients.")
+    return list(torch.tensor_split(tokens, clients))
+
+
+def _count(count: Callable[[Tensor, Tensor, Tensor], None], sent: Mapping[int, bytes]) -> None:
+    """Into the ledger; no paper counts these messages, so their bits are those of the bytes."""
+    sizes = torch.tensor([len(data) for data in sent.values()], dtype=torch.int64)
+    count(torch.tensor(list(sent), dtype=torch.int64), sizes, 8 * sizes)
+
+
+@contextmanager
+def _timed(report: engine.Report) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    report.seconds["federated"] = time.perf_counter() - start

@@ -1,0 +1,157 @@
+"""One federated pruning job from names to a folder: load, measure, prune, measure, write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from symprune import calibration, checkpoint, engine, hub
+from symprune.errors import SympruneError
+from symprune.eval.perplexity import perplexity
+from symprune.fed.pruning.driver import prune as prune_in_process
+from symprune.fed.pruning.driver import split
+from symprune.fed.pruning.noise import Privacy
+from symprune.fed.pruning.server import check_recipe
+from symprune.recipe import Recipe
+from symprune.run import default_output
+
+Tell = Callable[[str], None]
+REFERENCE_WINDOWS = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """A `fed prune` command.
+
+    texts: one per client, `recipe.nsamples` windows each; or none, and the recipe's calibration set
+    is dealt out to so many clients.
+    """
+
+    model: str
+    recipe: Recipe
+    texts: tuple[str, ...] = ()
+    clients: int | None = None
+    secure: bool = False
+    privacy: Privacy | None = None
+    reference: str = "builtin"
+    output: Path | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    evaluate: bool = True
+    eval_data: tuple[str, ...] = ()
+    eval_windows: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.texts) == (self.clients is not None):
+            raise SympruneError("Give --client texts or a number of --clients, one of the two.")
+        if self.clients is not None and self.clients < 1:
+            raise SympruneError(f"There must be at least one client, not {self.clients}.")
+        check_recipe(self.recipe)
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path(f"{default_output(self.model, self.recipe)}-federated")
+
+    @property
+    def names(self) -> list[str]:
+        """What the record calls the clients; of a file its name, not where its owner keeps it."""
+        if self.texts:
+            return [Path(text).name for text in self.texts]
+        return [
+            f"{self.recipe.calibration} {i + 1}/{self.clients}" for i in range(self.clients or 0)
+        ]
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """What perplexity is measured on: WikiText-2, unless the run is meant to need no hub."""
+        sources = set(self.texts or [self.recipe.calibration])
+        return self.eval_data or ("builtin" if sources == {"builtin"} else "wikitext2",)
+
+    def tokens(self, tokenizer: Any, seqlen: int) -> list[Tensor]:
+        """Every client's calibration tokens. Clients that name one text draw other windows."""
+        size, seed = self.recipe.nsamples, self.recipe.text_seed
+        if not self.texts:
+            source = self.recipe.calibration
+            tokens = calibration.calibration_tokens(source, tokenizer, size, seqlen, seed)
+            return split(tokens, self.clients or 1)
+        return [
+            calibration.calibration_tokens(text, tokenizer, size, seqlen, seed + number)
+            for number, text in enumerate(self.texts)
+        ]
+
+
+def prune(
+    job: Job,
+    tell: Tell = lambda _: None,
+    watch: engine.Watch = lambda *_: None,
+    watch_eval: Callable[[int, int], None] = lambda *_: None,
+) -> dict[str, Any]:
+    """Do the job and return its record, which is also `symprune.json` in the output folder."""
+    checkpoint.check_output(job.folder, job.force)
+    origin = hub.resolve(job.model)
+    device = hub.pick_device(job.device)
+    tell(f"Loading the tokenizer of {job.model}")
+    tokenizer = hub.load_tokenizer(origin)
+    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    tell(f"Drawing calibration text for {len(job.names)} clients")
+    clients = job.tokens(tokenizer, seqlen)
+    reference = None
+    if job.privacy is not None:
+        seed = job.recipe.text_seed
+        reference = calibration.calibration_tokens(
+            job.reference, tokenizer, REFERENCE_WINDOWS, seqlen, seed
+        )
+    texts: dict[str, Tensor] = {}
+    if job.evaluate:
+        for data in job.held_out:
+            texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
+    tell(f"Loading {job.model}")
+    model = hub.load_model(origin, job.dtype).to(device)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    checkpoint.check_output(job.folder, job.force, needed=size)
+
+    def measure(which: str) -> dict[str, Any]:
+        found = {}
+        for data, ids in texts.items():
+            tell(f"Perplexity of the {which} model on {data}")
+            found[data] = perplexity(model, ids, seqlen, job.eval_windows, watch_eval)
+        return found
+
+    dense = measure("dense")
+    tell(f"Pruning with {len(clients)} clients: {job.recipe.describe()}")
+    result = prune_in_process(
+        model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch
+    )
+    result.report.notes[:0] = notes
+    pruned = measure("pruned")
+    record = {
+        "model": job.model,
+        "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
+        "description": f"{job.recipe.describe()}, {len(clients)} clients",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **result.to_dict(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": device.type,
+        "perplexity": [
+            {
+                "data": Path(data).name,
+                "dense": dense[data].perplexity,
+                "pruned": after.perplexity,
+                "windows": after.windows,
+                "seqlen": after.seqlen,
+            }
+            for data, after in pruned.items()
+        ],
+    }
+    record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
+    tell(f"Writing {job.folder}")
+    checkpoint.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
+    record["output"] = str(job.folder)
+    record["output_bytes"] = checkpoint.folder_size(job.folder)
+    return record
