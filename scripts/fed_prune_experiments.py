@@ -117,7 +117,7 @@ def domains(bench: Bench, samples: int = 8, length: int = 256) -> None:
 
 def noise(bench: Bench, samples: int = 16, length: int = 64) -> None:
     """WikiText and PTB are private, Python's documentation is public."""
-    reference_windows, private_domains, windows = 16, DOMAINS[:2], 4
+    reference_windows, private_domains, windows = 8, DOMAINS[:2], 4
 
     def tokens() -> tuple[list[Tensor], Tensor]:
         clients = [bench.tokens(domain, samples, length) for domain in private_domains]

@@ -126,9 +126,11 @@ class Client:
         if vectors.length(parts) != values:
             raise SympruneError(f"A client was asked for {values} statistics that do not fit.")
         if new:
+            if settings.noise and not bool((fields["scale"] > 0).all()):
+                raise SympruneError("A client was told to measure in units of zero.")
             self._advance(block, before, fields)
+            state.block, state.measured = block, None
             state.measured = self._collect(block, found, parts, fields)
-            state.block = block
         if not settings.secure:
             reply = {k: getattr(state.measured, k) for k in ("counts", "values", "rests")}
         else:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from symprune import engine
 from symprune.errors import SympruneError
 from symprune.fed.ledger import Ledger
+from symprune.fed.pruning import resume
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
@@ -42,6 +44,21 @@ class Traffic:
     ledger: Ledger
     setup: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     blocks: list[dict[str, int]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, server: Server) -> Traffic:
+        clients, layout = len(server.members), server.layout
+        blocks = []
+        for block in range(len(layout.blocks)):
+            weights = [m.weight for m in layout.matrices(block)]
+            size = sum(weight.numel() * weight.element_size() for weight in weights)
+            blocks.append({"up": 0, "down": 0, "weights": clients * size})
+        return cls(Ledger.empty(clients), blocks=blocks)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        ledger = torch.stack(list(self.ledger.state().values()))
+        return {"ledger": ledger, "setup": self.setup, "blocks": self.blocks}
 
     def to_dict(self) -> dict[str, Any]:
         up, down = int(self.ledger.up_bytes.sum()), int(self.ledger.down_bytes.sum())
@@ -73,16 +90,22 @@ class Result:
         return {**self.report.to_dict(), "federated": federated}
 
 
-def run(server: Server, send: Send, done: Block = lambda *_: None) -> Result:
-    """Drive a server to the end; its model is pruned in place."""
+def run(
+    server: Server,
+    send: Send,
+    done: Block = lambda *_: None,
+    checkpoint: Path | None = None,
+) -> Result:
+    """Drive a server to the end; its model is pruned in place.
+
+    With a checkpoint, a file, the run goes on from where the last one that wrote it was stopped.
+    """
     blocks, report = len(server.layout.blocks), server.report
-    traffic = Traffic(Ledger.empty(len(server.members)))
-    for block in range(blocks):
-        weights = sum(
-            m.weight.numel() * m.weight.element_size() for m in server.layout.matrices(block)
-        )
-        copies = weights * len(server.members)
-        traffic.blocks.append({"up": 0, "down": 0, "weights": copies})
+    traffic = Traffic.empty(server)
+    first = -1
+    if checkpoint is not None and checkpoint.exists():
+        first, saved = resume.restore(checkpoint, server)
+        traffic = Traffic(Ledger(*saved["ledger"]), saved["setup"], saved["blocks"])
 
     def exchange(
         outgoing: Mapping[int, bytes], up: dict[str, int], down: dict[str, int]
@@ -94,26 +117,24 @@ def run(server: Server, send: Send, done: Block = lambda *_: None) -> Result:
         up["up"] += sum(map(len, replies.values()))
         return replies
 
+    def keep(next_block: int) -> None:
+        if checkpoint is not None:
+            resume.save(checkpoint, server, next_block, traffic.state())
+
     with _timed(report):
-        server.welcome(exchange(server.hello(), traffic.setup, traffic.setup))
-        for block in range(blocks):
+        if first < 0:
+            server.welcome(exchange(server.hello(), traffic.setup, traffic.setup))
+            keep(0)
+        for block in range(max(first, 0), blocks):
             here = traffic.blocks[block]
             carries = traffic.blocks[block - 1] if block else traffic.setup
             while not server.take(block, exchange(server.ask(block), here, carries)):
                 pass
+            keep(block + 1)
             done(block, blocks)
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
     report.peak_memory = engine.peak_memory()
-    promise = None
-    if server.privacy is not None and server.settings.noise:
-        promise = {
-            "epsilon": server.privacy.epsilon,
-            "delta": server.privacy.delta,
-            "clip": server.privacy.clip,
-            "noise_multiplier": server.settings.noise,
-            "releases": blocks,
-        }
-    return Result(report, traffic, list(server.members), promise)
+    return Result(report, traffic, list(server.members), server.promise())
 
 
 def prune(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,13 @@ class Server:
             public = vectors.pack(self._parts, measured.inputs, measured.outputs)
             self._ask["centre"], self._ask["scale"] = noise.reference(self._parts, public)
 
+    def skip(self, block: int) -> None:
+        """Go to a block whose predecessors are pruned already."""
+        if self.needs:
+            with walk.ready(self.layout.model):
+                for passed in range(block - 1):
+                    self._public.advance(passed, self.layout.blocks[passed])
+
     def take(self, block: int, replies: Mapping[int, bytes]) -> bool:
         """Decide the block from the replies; False if it must be asked for again."""
         got: dict[int, dict[str, Tensor]] = {}
@@ -188,6 +195,16 @@ class Server:
             messages.head(FINISH), messages.mask_tensors(found, self.report.masks)
         )
         return dict.fromkeys(self.members, data)
+
+    def promise(self) -> dict[str, float] | None:
+        """What the noise guarantees for the whole run, if there is noise."""
+        if self.privacy is None or not self.settings.noise:
+            return None
+        return {
+            **asdict(self.privacy),
+            "noise_multiplier": self.settings.noise,
+            "releases": len(self.layout.blocks),
+        }
 
     def _statistics(self, number: int, block: int, data: bytes) -> dict[str, Tensor]:
         """One client's reply, checked as far as it can be."""

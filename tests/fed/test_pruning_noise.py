@@ -15,6 +15,7 @@ from symprune import engine
 from symprune.decide import Needs
 from symprune.errors import SympruneError
 from symprune.fed import pruning
+from symprune.fed.payload import decode_message, encode_message
 from symprune.fed.pruning import Client, Privacy, Server, messages, noise, vectors
 from symprune.recipe import Recipe
 from symprune.stats import MOMENTS, SQUARE, ChannelStats
@@ -165,6 +166,16 @@ def test_a_client_does_not_spend_its_privacy_twice() -> None:
     client(server.ask(0)[0])
     with pytest.raises(SympruneError, match="spend its privacy twice"):
         client(server.hello()[0])
+
+
+def test_a_client_does_not_measure_in_units_of_zero() -> None:
+    model, data = families.model(), families.tokens(3, 12)
+    server = Server(model, Recipe(), 1, privacy=Privacy(1.0), reference=data)
+    client = Client(model, data, Privacy(1.0))
+    server.welcome({0: client(server.hello()[0])})
+    fields = decode_message(server.ask(0)[0])
+    with pytest.raises(SympruneError, match="units of zero"):
+        client(encode_message({**fields, "scale": torch.zeros_like(fields["scale"])}))
 
 
 def test_a_repeated_round_sends_the_same_noise_again() -> None:
