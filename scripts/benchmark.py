@@ -1,6 +1,7 @@
 """Speed and memory of the pruning engine, as ratios within one run.
 
-    python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [engine] [memory]
+    python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [frontier] [engine]
+                                [memory]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
 Every figure is the best of a few repetitions, the two sides of a ratio taken in turns.
@@ -20,11 +21,13 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import engine, masks, refine, scores, walk
+from symprune import engine, masks, refine, scores, update, walk
+from symprune.alternate import alternate
 from symprune.masks import Pattern
 from symprune.models import find_layout
 from symprune.recipe import Recipe
-from symprune.stats import MOMENTS, SQUARE, ChannelStats
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
+from symprune.swap import swap
 
 console = Console(width=110)
 
@@ -140,6 +143,33 @@ def refinement() -> None:
     console.print(table)
 
 
+def frontier() -> None:
+    """Swaps and updates of a 4096 x 4096 layer in multiples of one product W @ G."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4096, 4096, generator=generator)
+    x = torch.randn(8192, 4096, generator=generator)
+    x += x.roll(1, 1)  # neighbouring channels are correlated
+    stats = ChannelStats(4096, [GRAM])
+    stats.add(x)
+    gram, score = stats.gram, weight.abs() * x.norm(dim=0)
+    keep, two_of_four = masks.keep_by_row(score, 0.5), masks.keep_n_of_m(score, Pattern(2, 4))
+
+    def mask_of(values: Tensor, share: float) -> Tensor:
+        return masks.keep_by_row(values.abs() * x.norm(dim=0), round(0.5 * share, 6))
+
+    rows: list[tuple[str, Callable[[], object]]] = [
+        ("60 swaps a row", lambda: swap(weight, keep, gram)),
+        ("60 swaps a row, 2:4", lambda: swap(weight, two_of_four, gram, pattern=Pattern(2, 4))),
+        ("lsq, 20 steps", lambda: update.least_squares(weight, keep, gram, tolerance=0)),
+        ("4 rounds", lambda: alternate(weight, gram, mask_of, rounds=4)),
+    ]
+    table = Table("4096 x 4096, 50 %", "W @ G", "time", "products")
+    for name, job in rows:
+        product, ours = best(lambda: weight @ gram, job, repeat=2)
+        table.add_row(name, f"{product:.2f} s", f"{ours:.2f} s", f"{ours / product:.1f}")
+    console.print(table)
+
+
 def whole_engine() -> None:
     """The whole prune phase against the two forward passes it needs."""
     model = llama(2, 1024, 2816)
@@ -199,6 +229,7 @@ PARTS = {
     "sampling": sampling,
     "statistics": statistics,
     "refinement": refinement,
+    "frontier": frontier,
     "engine": whole_engine,
     "memory": memory,
 }

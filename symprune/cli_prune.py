@@ -9,74 +9,23 @@ import typer
 
 from symprune import console
 from symprune import options as o
-from symprune.errors import SympruneError
-from symprune.recipe import Recipe
 
 
+@o.expand
 def prune(
     model: o.Model,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="Criterion; [bold]symprune methods[/bold] lists them. Your own: module:function. "
-            "[dim]\\[default: ria][/dim]"
-        ),
-    ] = None,
-    sparsity: Annotated[
-        float | None,
-        typer.Option(help="Fraction of each group to remove. [dim]\\[default: 0.5][/dim]"),
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option(help="N:M instead of a sparsity; 2:4 keeps 2 of every 4.")
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            help="row: every output channel loses the same number (Wanda's way). "
-            "layer: one threshold per matrix (RIA's way). [dim]\\[default: row][/dim]"
-        ),
-    ] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="Power of the input norm. [dim]\\[ria: 0.5][/dim]")
-    ] = None,
-    beta: Annotated[
-        float | None,
-        typer.Option(help="stochria: sampled share. symwanda: power of the output norm."),
-    ] = None,
-    p: Annotated[float | None, typer.Option("--p", help="lp: which norm; inf is one.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the method."),
-    ] = None,
+    *,
+    choosing: o.Choosing,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="fast, balanced, best, or a YAML or JSON file; options given here override it."
-        ),
-    ] = None,
     refine: Annotated[
         str | None,
         typer.Option(help="swap, dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
     ] = None,
     max_swaps: o.MaxSwaps = None,
-    max_cycles: o.MaxCycles = None,
-    update_threshold: o.UpdateThreshold = None,
-    var_power: o.VarPower = None,
-    refine_layers: o.RefineLayers = None,
-    same_sign: o.SameSign = None,
-    accept: o.Accept = None,
-    refine_preset: o.Preset = None,
-    grow_relative: o.GrowRelative = None,
-    prune_relative: o.PruneRelative = None,
-    gamma1: o.Gamma1 = None,
-    gamma2: o.Gamma2 = None,
-    norm_p: o.NormP = None,
-    refine_alpha: o.RefineAlpha = None,
-    literal_growth: o.LiteralGrowth = None,
+    refining: o.Refining,
     update: o.UpdateName = None,
     update_iters: o.UpdateIters = None,
     rounds: o.Rounds = None,
@@ -105,24 +54,9 @@ def prune(
     """
     from symprune import run
 
-    if sparsity is not None and pattern is not None:
-        raise SympruneError("Give --sparsity or --pattern, not both.")
-    changes = o.given(
-        method=method, sparsity=sparsity, pattern=pattern, group=group, calibration=calibration,
-        nsamples=nsamples, seqlen=seqlen, seed=seed,
-    )  # fmt: skip
-    chosen = (Recipe.named(recipe) if recipe else Recipe()).with_changes(**changes)
-    params = {**o.given(alpha=alpha, beta=beta, p=p), **o.assignments(set_ or [])}
-    if params:
-        chosen = chosen.with_changes(params={**chosen.params, **params})
-    refining = o.given(
-        max_swaps=max_swaps, max_cycles=max_cycles, update_threshold=update_threshold,
-        var_power=var_power, layers=refine_layers, same_sign=same_sign, accept=accept,
-        preset=refine_preset, grow_relative=grow_relative, prune_relative=prune_relative,
-        gamma1=gamma1, gamma2=gamma2, norm_p=norm_p, alpha=refine_alpha,
-        literal_growth=literal_growth,
-    )  # fmt: skip
-    chosen = o.with_step(chosen, "refine", refine, refining)
+    chosen = choosing.build(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
+    steps = refining.given() | o.given(max_swaps=max_swaps)
+    chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
     chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
     job = run.Job(
@@ -132,32 +66,22 @@ def prune(
     _do(job, json_file)
 
 
+@o.expand
 def refine_masks(
     model: o.Model,
+    *,
     masks: Annotated[
         Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
     ],
     refine: Annotated[str, typer.Option(help="dsnot, r2-dsnot or swap.")] = "dsnot",
     max_swaps: o.MaxSwaps = None,
-    max_cycles: o.MaxCycles = None,
-    update_threshold: o.UpdateThreshold = None,
-    var_power: o.VarPower = None,
-    refine_layers: o.RefineLayers = None,
-    same_sign: o.SameSign = None,
-    accept: o.Accept = None,
-    refine_preset: o.Preset = None,
-    grow_relative: o.GrowRelative = None,
-    prune_relative: o.PruneRelative = None,
-    gamma1: o.Gamma1 = None,
-    gamma2: o.Gamma2 = None,
-    norm_p: o.NormP = None,
-    refine_alpha: o.RefineAlpha = None,
-    literal_growth: o.LiteralGrowth = None,
+    refining: o.Refining,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
     report_error: o.ReportError = False,
+    gram_device: o.GramDevice = "auto",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     output: o.Output = None,
@@ -175,19 +99,13 @@ def refine_masks(
     from symprune import run
 
     changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
-    refining = o.given(
-        max_swaps=max_swaps, max_cycles=max_cycles, update_threshold=update_threshold,
-        var_power=var_power, layers=refine_layers, same_sign=same_sign, accept=accept,
-        preset=refine_preset, grow_relative=grow_relative, prune_relative=prune_relative,
-        gamma1=gamma1, gamma2=gamma2, norm_p=norm_p, alpha=refine_alpha,
-        literal_growth=literal_growth,
-    )  # fmt: skip
     chosen = run.recipe_of(masks).with_changes(refine=None, **changes)
-    chosen = o.with_step(chosen, "refine", refine, refining)
+    steps = refining.given() | o.given(max_swaps=max_swaps)
+    chosen = o.with_step(chosen, "refine", refine, steps)
     folder = output or Path(f"{run.default_output(model, chosen)}-{refine}")
     job = run.Job(
         model, chosen, folder, dtype, device, evaluate, eval_data, eval_windows, force,
-        report_error, masks,
+        report_error, masks, gram_device=gram_device,
     )  # fmt: skip
     _do(job, json_file)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -233,6 +236,130 @@ LiteralGrowth = Annotated[
         rich_help_panel=REFINEMENT,
     ),
 ]
+
+
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="Criterion; [bold]symprune methods[/bold] lists them. Your own: module:function. "
+        "[dim]\\[default: ria][/dim]"
+    ),
+]
+Sparsity = Annotated[
+    float | None,
+    typer.Option(help="Fraction of each group to remove. [dim]\\[default: 0.5][/dim]"),
+]
+PatternText = Annotated[
+    str | None, typer.Option(help="N:M instead of a sparsity; 2:4 keeps 2 of every 4.")
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        help="row: every output channel loses the same number (Wanda's way). "
+        "layer: one threshold per matrix (RIA's way). [dim]\\[default: row][/dim]"
+    ),
+]
+Alpha = Annotated[
+    float | None, typer.Option(help="Power of the input norm. [dim]\\[ria: 0.5][/dim]")
+]
+Beta = Annotated[
+    float | None,
+    typer.Option(help="stochria: sampled share. symwanda: power of the output norm."),
+]
+P = Annotated[float | None, typer.Option("--p", help="lp: which norm; inf is one.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the method."),
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        help="fast, balanced, best, or a YAML or JSON file; options given here override it.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Which weights go: a recipe, a criterion, how many."""
+
+    recipe: RecipeName = None
+    method: Method = None
+    sparsity: Sparsity = None
+    pattern: PatternText = None
+    group: Group = None
+    alpha: Alpha = None
+    beta: Beta = None
+    p: P = None
+    set_: Set = None
+
+    def build(self, **others: Any) -> Recipe:
+        """The recipe these options and `others` (None: not given) describe."""
+        if self.sparsity is not None and self.pattern is not None:
+            raise SympruneError("Give --sparsity or --pattern, not both.")
+        changes = given(
+            method=self.method,
+            sparsity=self.sparsity,
+            pattern=self.pattern,
+            group=self.group,
+            **others,
+        )
+        chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
+        chosen = chosen.with_changes(**changes)
+        params = given(alpha=self.alpha, beta=self.beta, p=self.p) | assignments(self.set_ or [])
+        return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
+
+
+@dataclass(frozen=True)
+class Refining:
+    """The options of DSnoT and R2-DSnoT."""
+
+    max_cycles: MaxCycles = None
+    update_threshold: UpdateThreshold = None
+    var_power: VarPower = None
+    refine_layers: RefineLayers = None
+    same_sign: SameSign = None
+    accept: Accept = None
+    refine_preset: Preset = None
+    grow_relative: GrowRelative = None
+    prune_relative: PruneRelative = None
+    gamma1: Gamma1 = None
+    gamma2: Gamma2 = None
+    norm_p: NormP = None
+    refine_alpha: RefineAlpha = None
+    literal_growth: LiteralGrowth = None
+
+    def given(self) -> dict[str, Any]:
+        """What was typed, under the names the refinements have for it."""
+        return given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+
+
+def expand(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer from one that takes groups of options: each field is an option."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter)
+            continue
+        groups[parameter.name] = parameter.annotation
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        parameters += [
+            parameter.replace(name=each.name, annotation=hints[each.name], default=each.default)
+            for each in fields(parameter.annotation)
+        ]
+
+    def run(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{each.name: options.pop(each.name) for each in fields(group)})
+        command(**options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def given(**options: Any) -> dict[str, Any]:

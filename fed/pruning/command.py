@@ -13,15 +13,16 @@ from symprune import options as o
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.fed.pruning.noise import Privacy
-from symprune.recipe import Recipe
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
 FEDERATED = "federated"
 
 
+@o.expand
 def prune(
     model: o.Model,
+    *,
     client: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,29 +69,7 @@ def prune(
             help="Public text that noised statistics are measured against. [dim]\\[builtin][/dim]",
         ),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Criterion, as for prune. [dim]\\[default: ria][/dim]")
-    ] = None,
-    sparsity: Annotated[
-        float | None,
-        typer.Option(help="Fraction of each group to remove. [dim]\\[default: 0.5][/dim]"),
-    ] = None,
-    pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity.")] = None,
-    group: Annotated[
-        str | None, typer.Option(help="row or layer. [dim]\\[default: row][/dim]")
-    ] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="Power of the input norm. [dim]\\[ria: 0.5][/dim]")
-    ] = None,
-    beta: Annotated[
-        float | None,
-        typer.Option(help="stochria: sampled share. symwanda: power of the output norm."),
-    ] = None,
-    p: Annotated[float | None, typer.Option("--p", help="lp: which norm; inf is one.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the method."),
-    ] = None,
+    choosing: o.Choosing,
     calibration: o.Calibration = None,
     nsamples: Annotated[
         int | None,
@@ -102,19 +81,10 @@ def prune(
     ] = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML or JSON file; options given here override it.")
-    ] = None,
     refine: Annotated[
         str | None, typer.Option(help="dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT)
     ] = None,
-    max_cycles: o.MaxCycles = None,
-    update_threshold: o.UpdateThreshold = None,
-    var_power: o.VarPower = None,
-    refine_layers: o.RefineLayers = None,
-    same_sign: o.SameSign = None,
-    accept: o.Accept = None,
-    refine_preset: o.Preset = None,
+    refining: o.Refining,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     output: o.Output = None,
@@ -142,23 +112,13 @@ def prune(
     """
     from symprune.fed.pruning import job as jobs
 
-    if sparsity is not None and pattern is not None:
-        raise SympruneError("Give --sparsity or --pattern, not both.")
     if client and calibration is not None:
         raise SympruneError("--calibration goes with --clients; each --client has its own text.")
-    changes = o.given(
-        method=method, sparsity=sparsity, pattern=pattern, group=group, nsamples=nsamples,
-        seqlen=seqlen, seed=seed, calibration=FEDERATED if client else calibration,
+    chosen = choosing.build(
+        nsamples=nsamples, seqlen=seqlen, seed=seed,
+        calibration=FEDERATED if client else calibration,
     )  # fmt: skip
-    chosen = (Recipe.load(recipe) if recipe else Recipe()).with_changes(**changes)
-    params = {**o.given(alpha=alpha, beta=beta, p=p), **o.assignments(set_ or [])}
-    if params:
-        chosen = chosen.with_changes(params={**chosen.params, **params})
-    refining = o.given(
-        max_cycles=max_cycles, update_threshold=update_threshold, var_power=var_power,
-        layers=refine_layers, same_sign=same_sign, accept=accept, preset=refine_preset,
-    )  # fmt: skip
-    chosen = o.with_step(chosen, "refine", refine, refining)
+    chosen = o.with_step(chosen, "refine", refine, refining.given())
     noised = o.given(delta=delta, clip=clip)
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
