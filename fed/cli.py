@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from symprune.errors import SympruneError
-from symprune.fed.algorithms import ALGORITHMS, build
+from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.compare import Entry, Line, Setting, run_entry, summary
 from symprune.fed.problem import Problem
+from symprune.fed.protocol import choose, options_of
 from symprune.fed.simulate import Record, Result, simulate
 from symprune.fed.tasks import make_problem
 
@@ -65,7 +65,7 @@ def run(
         options["compressor"] = compressor
     if mask_score is not None:
         options["mask_score"] = mask_score
-    chosen = build(algorithm, **options)
+    chosen = choose(algorithm, **options)
     problem = make_problem(
         data,
         model,
@@ -102,7 +102,7 @@ def list_algorithms() -> None:
         table.add_column(column, overflow="fold")
     for name, cls in sorted(ALGORITHMS.items()):
         first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
-        names = ", ".join(f.name for f in fields(cls))
+        names = ", ".join(options_of(cls))
         table.add_row(name, f"{first}\n[dim]{cls.paper}[/dim]", cls.sends, names)
     console.print(table)
 
@@ -162,7 +162,7 @@ def _plan(file: Path) -> dict[str, Any]:
             raise SympruneError(f"{file} has an entry without an algorithm.")
         options = {k: v for k, v in item.items() if k not in ENTRY}
         entry = Entry(item["algorithm"], options, item.get("tune", {}), item.get("label", ""))
-        build(entry.algorithm, **next(entry.candidates()))
+        choose(entry.algorithm, **next(entry.candidates()))
         entries.append(entry)
     plan["algorithms"] = entries
     return plan

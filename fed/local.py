@@ -1,4 +1,5 @@
-"""Pieces that local training shares: how many steps, which gradient, the client's own optimum."""
+"""Pieces that algorithms share: how many local steps, which gradient and step size, the proximal
+step of the l1 norm, a client's own optimum."""
 
 from __future__ import annotations
 
@@ -32,6 +33,11 @@ def local_gradient(
     if clip is None:
         return g
     return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+
+
+def soft_threshold(w: Tensor, by: float) -> Tensor:
+    """`argmin_v by ||v||_1 + 1/2 ||v - w||^2`."""
+    return w.sign() * (w.abs() - by).clamp_min(0)
 
 
 def step_size(gamma: float | None, constants: Constants, name: str) -> float:

@@ -30,9 +30,9 @@ class FedOpt(EMMethod):
     server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
 
     def prepare(self, constants: Constants) -> Algorithm:
-        super().prepare(constants)
         cohort = self.cohort_size or constants.clients
-        return replace(self, server_lr=server_rate(self.server_optimizer, self.server_lr, cohort))
+        rate = server_rate(self.server_optimizer, self.server_lr, cohort)
+        return replace(super().prepare(constants), server_lr=rate)  # type: ignore[call-arg]
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         return {"x": x0, **moments(x0, "x")}
