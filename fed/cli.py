@@ -66,6 +66,8 @@ def run(
     if mask_score is not None:
         options["mask_score"] = mask_score
     chosen = choose(algorithm, **options)
+    if output is not None:
+        _make(output)
     problem = make_problem(
         data,
         model,
@@ -116,6 +118,7 @@ def compare(
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
     plan = _plan(file)
+    _make(output)
     problem = make_problem(**plan["problem"])
     optimum = _optimum(problem) if plan["metric"] in ("gap", "distance") else None
     setting = Setting(
@@ -125,7 +128,6 @@ def compare(
         lines = [run_entry(problem, entry, setting, status.update) for entry in plan["algorithms"]]
     rows = summary(lines, plan["metric"], plan["targets"], problem.clients)
     console.print(_summary_table(rows, problem.name))
-    output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(rows, indent=1))
     (output / "histories.json").write_text(json.dumps(_histories(lines)))
     from symprune.fed.plots import plot
@@ -223,10 +225,17 @@ def _histories(lines: list[Line]) -> dict[str, Any]:
     return {line.entry.title: line.histories for line in lines}
 
 
+def _make(folder: Path) -> None:
+    """The folder for the results, before the work begins rather than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SympruneError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+
+
 def _write(folder: Path, result: Result, problem: Problem) -> None:
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     content = {
         "algorithm": repr(result.algorithm),
         "problem": problem.name,

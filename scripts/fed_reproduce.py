@@ -173,7 +173,7 @@ def blogfeedback(report: Report) -> None:
     entries = _pruned(SPARSE, {"gamma": [gamma], "p": [0.02, 0.1]})
     lasso = {"gamma": [gamma], "p": [0.02], "l1": [share * largest for share in (0.01, 0.03, 0.1)]}
     entries.append(Entry("randprox-l1", {}, lasso, "RandProx-l1"))
-    setting = Setting(100, (), "r2", 2, tuning_rounds=30, clients_at_once=16)
+    setting = Setting(40, (), "r2", 4, tuning_rounds=8, clients_at_once=16)
     _sparse_tables(report, problem, entries, setting, (0.9, 0.95, 0.8), (0.1, 0.15, 0.2))
 
 
@@ -182,7 +182,7 @@ def sparse_network(report: Report) -> None:
     problem = make_problem("digits", model="mlp", split="class:2", clients=10, l2=1e-4)
     fixed = {"p": 1 / 16, "batch": 32, "clip": 10.0, "sparsity": 0.9}
     entries = [Entry(n, fixed, {"gamma": [0.05, 0.1]}, title) for n, title in SPARSE.items()]
-    setting = Setting(80, (), "accuracy", 4)
+    setting = Setting(80, (), "accuracy", 4, tuning_rounds=20)
     lines = report.compare("network", problem, entries, setting, "network")
     rows = [
         [line.entry.title, line.entry.options["gamma"], line.final("accuracy"), line.final("loss")]

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from symprune.fed.local import local_gradient, local_steps, probability, step_size
+from symprune.fed.local import LocalSteps
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
     Message,
     Received,
-    SampledClients,
     Sent,
     State,
     Turn,
@@ -28,22 +27,13 @@ from symprune.fed.protocol import (
 
 @register
 @dataclass(frozen=True)
-class FedAvg(SampledClients):
+class FedAvg(LocalSteps):
     """Local gradient steps from the common model, then the mean of the local models."""
 
     name = "fedavg"
     paper = "McMahan et al.: Communication-efficient learning of deep networks"
     sends = "up: local model; down: mean model"
-    gamma: float | None = None
-    p: float | None = 0.1
-    batch: int | None = None
-    clip: float | None = None
-    random_steps: bool = True
-
-    def prepare(self, constants: Constants) -> Algorithm:
-        """gamma = 1/L_max; 1/p local steps a round on average."""
-        gamma = step_size(self.gamma, constants, self.name)
-        return replace(self, gamma=gamma, p=probability(self.p, gamma, constants, self.name))
+    p: float | None = 0.1  # 1/p local steps a round on average
 
     def after_step(self, w: Tensor) -> Tensor:
         return w
@@ -60,11 +50,9 @@ class FedAvg(SampledClients):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        x, stream = received["x"], turn.stream("batch")
-        w = x
-        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
-            g = local_gradient(problem, w, self.batch, stream, self.clip)
-            w = self.after_step(w - given(self.gamma) * (g + self.pull(w, x)))
+        w = x = received["x"]
+        for gradient in self.gradients(problem, turn):
+            w = self.after_step(w - given(self.gamma) * (gradient(w) + self.pull(w, x)))
         return client, {"w": Sent(w, self.upload_bits(problem.dimension))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:

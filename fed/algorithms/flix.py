@@ -35,6 +35,11 @@ class Flix(Algorithm):
     tolerance: float = 1e-6
     max_local_steps: int = 10_000
 
+    def prepare(self, constants: Constants) -> Algorithm:
+        given, n = len(self.alphas), constants.clients
+        check(given in (1, n), f"{self.name}: {given} values of alpha for {n} clients.")
+        return self
+
     @property
     def alphas(self) -> tuple[float, ...]:
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
@@ -77,10 +82,11 @@ class FlixGD(Flix):
 
     def prepare(self, constants: Constants) -> Algorithm:
         """eta = 1 / mean(alpha_i^2 L_i), the smoothness of the FLIX objective."""
-        alphas = self.alphas * (1 if isinstance(self.alpha, tuple) else constants.clients)
+        super().prepare(constants)
         if self.eta is not None:
             return self
         check(constants.known, f"{self.name} needs eta: the problem's smoothness is unknown.")
+        alphas = self.alphas * (constants.clients // len(self.alphas))
         L = sum(a * a * v for a, v in zip(alphas, constants.L, strict=True)) / len(alphas)
         return replace(self, eta=1 / L)
 

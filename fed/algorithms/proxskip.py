@@ -3,39 +3,29 @@
 "Prune at the clients, not the server", Algorithm 1 (the variants that prune are in
 `sparse_proxskip.py`). Between two communications a client makes a geometric number of steps
 `what_i <- what_i - gamma (g_i(what_i) - h_i)`; then `w = mean what_i` and
-`h_i <- h_i + (p/gamma)(w - what_i)`.
+`h_i <- h_i + (p/gamma)(w - what_i)`. By theory gamma = 1/L_max and p = sqrt(gamma mu).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from symprune.fed.control_variates import ControlVariates, control_variates
-from symprune.fed.local import local_gradient, local_steps, probability, step_size
-from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, given, register
+from symprune.fed.local import LocalSteps
+from symprune.fed.problem import Problem
+from symprune.fed.protocol import Message, Received, Sent, State, Turn, given, register
 
 
 @register
 @dataclass(frozen=True)
-class ProxSkip(ControlVariates):
+class ProxSkip(LocalSteps, ControlVariates):
     """Scaffnew: random communication, exact despite local steps, sqrt(kappa) rounds."""
 
     name = "proxskip"
     paper = "Prune at the clients, not the server, Algorithm 1 (ProxSkip/Scaffnew)"
     sends = "up: local model, dense; down: mean model"
-    gamma: float | None = None
-    p: float | None = None
-    batch: int | None = None
-    clip: float | None = None
-    random_steps: bool = True
-
-    def prepare(self, constants: Constants) -> Algorithm:
-        """gamma = 1/L_max, p = sqrt(gamma mu) (ProxSkip's theory)."""
-        gamma = step_size(self.gamma, constants, self.name)
-        return replace(self, gamma=gamma, p=probability(self.p, gamma, constants, self.name))
 
     # What the pruning variants change: four places where a vector may be made sparse.
     def after_step(self, what: Tensor) -> Tensor:
@@ -59,10 +49,10 @@ class ProxSkip(ControlVariates):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        what, stream = self.on_receipt(received["x"]), turn.stream("batch")
-        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
-            g = local_gradient(problem, what, self.batch, stream, self.clip)
-            what = self.after_step(what - given(self.gamma) * (g - client["h"]))
+        what = self.on_receipt(received["x"])
+        for gradient in self.gradients(problem, turn):
+            step = given(self.gamma) * (gradient(what) - client["h"])
+            what = self.after_step(what - step)
         sent = self.before_upload(what)
         state = self.worked(client, self.remembered(what, sent))
         return state, {"what": Sent(sent, self.upload_bits(sent))}

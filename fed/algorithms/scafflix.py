@@ -46,7 +46,7 @@ class Scafflix(Flix, ControlVariates):
 
     def prepare(self, constants: Constants) -> Algorithm:
         """gamma_i = 1/L_i (1/max L when not individual), p = 1/sqrt(kappa_max)."""
-        check(len(self.alphas) in (1, constants.clients), f"{self.name}: one alpha per client.")
+        super().prepare(constants)
         gamma, p = self.gamma, self.p
         if gamma is None:
             check(constants.known, f"{self.name} needs gamma: smoothness is unknown.")
@@ -54,6 +54,8 @@ class Scafflix(Flix, ControlVariates):
             gamma = tuple(1 / v for v in L)
         if isinstance(gamma, float | int):
             gamma = (float(gamma),) * constants.clients
+        n = constants.clients
+        check(len(gamma) == n, f"{self.name}: {len(gamma)} values of gamma for {n} clients.")
         check(min(gamma) > 0, f"{self.name}: gamma must be positive.")
         if p is None:
             convex = constants.known and constants.mu_min > 0

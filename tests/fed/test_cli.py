@@ -124,6 +124,11 @@ algorithms:
         (("--algorithm", "gd", "--set", "gamma=1e35", "--quiet"), "smaller step"),
         (("--algorithm", "ef-bv", "--compressor", "top-k:9999"), "k = 9999"),
         (("--algorithm", "fedspa", "--set", "layer_ones=[1, 2]"), "layer_ones from the problem"),
+        (("--algorithm", "gd", "--model", "mlp"), "gd needs gamma"),
+        (("--algorithm", "scafflix", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
+        (("--algorithm", "flix-gd", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
+        (("--algorithm", "gd", "--output", "/dev/null/x"), "/dev/null/x cannot be made"),
+        (("--algorithm", "gd", "--rounds", "1", "--checkpoint", "/dev/null/x"), "be written"),
     ],
 )
 def test_bad_input_is_one_sentence_that_names_the_culprit(
