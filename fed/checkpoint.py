@@ -31,7 +31,6 @@ class Snapshot:
 
 def save(path: Path, snapshot: Snapshot) -> None:
     """Write beside the target, then rename: a killed run leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{part}/{name}": tensor.contiguous().clone()
         for part in ("server", "client", "ledger")
@@ -44,8 +43,12 @@ def save(path: Path, snapshot: Snapshot) -> None:
         "history": json.dumps(snapshot.history),
     }
     beside = path.with_name(f".{path.name}.part")
-    save_file(tensors, beside, metadata)
-    os.replace(beside, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, beside, metadata)
+        os.replace(beside, path)
+    except (OSError, SafetensorError) as error:
+        raise SympruneError(f"Checkpoint {path} cannot be written: {error}.") from None
 
 
 def load(path: Path) -> Snapshot:

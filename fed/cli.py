@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from symprune.errors import SympruneError
-from symprune.fed.algorithms import ALGORITHMS, build
+from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.compare import Entry, Line, Setting, run_entry, summary
 from symprune.fed.problem import Problem
+from symprune.fed.protocol import choose, options_of
 from symprune.fed.pruning.command import prune
 from symprune.fed.simulate import Record, Result, simulate
 from symprune.fed.tasks import make_problem
@@ -70,7 +70,9 @@ def run(
         options["compressor"] = compressor
     if mask_score is not None:
         options["mask_score"] = mask_score
-    chosen = build(algorithm, **options)
+    chosen = choose(algorithm, **options)
+    if output is not None:
+        _make(output)
     problem = make_problem(
         data,
         model,
@@ -107,7 +109,7 @@ def list_algorithms() -> None:
         table.add_column(column, overflow="fold")
     for name, cls in sorted(ALGORITHMS.items()):
         first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
-        names = ", ".join(f.name for f in fields(cls))
+        names = ", ".join(options_of(cls))
         table.add_row(name, f"{first}\n[dim]{cls.paper}[/dim]", cls.sends, names)
     console.print(table)
 
@@ -121,6 +123,7 @@ def compare(
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
     plan = _plan(file)
+    _make(output)
     problem = make_problem(**plan["problem"])
     optimum = _optimum(problem) if plan["metric"] in ("gap", "distance") else None
     setting = Setting(
@@ -130,7 +133,6 @@ def compare(
         lines = [run_entry(problem, entry, setting, status.update) for entry in plan["algorithms"]]
     rows = summary(lines, plan["metric"], plan["targets"], problem.clients)
     console.print(_summary_table(rows, problem.name))
-    output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(rows, indent=1))
     (output / "histories.json").write_text(json.dumps(_histories(lines)))
     from symprune.fed.plots import plot
@@ -167,7 +169,7 @@ def _plan(file: Path) -> dict[str, Any]:
             raise SympruneError(f"{file} has an entry without an algorithm.")
         options = {k: v for k, v in item.items() if k not in ENTRY}
         entry = Entry(item["algorithm"], options, item.get("tune", {}), item.get("label", ""))
-        build(entry.algorithm, **next(entry.candidates()))
+        choose(entry.algorithm, **next(entry.candidates()))
         entries.append(entry)
     plan["algorithms"] = entries
     return plan
@@ -228,10 +230,17 @@ def _histories(lines: list[Line]) -> dict[str, Any]:
     return {line.entry.title: line.histories for line in lines}
 
 
+def _make(folder: Path) -> None:
+    """The folder for the results, before the work begins rather than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SympruneError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+
+
 def _write(folder: Path, result: Result, problem: Problem) -> None:
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     content = {
         "algorithm": repr(result.algorithm),
         "problem": problem.name,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symprune.fed.losses import against
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, filled
 from symprune.fed.sampling import CLUSTERED, SAMPLINGS, Sampling, cluster, make_sampling
 
 SKETCHES = ("features", "labels", "gradient")
@@ -41,8 +41,8 @@ class CohortMethod(Algorithm):
     chances: tuple[float, ...] | None = None  # of nonuniform sampling, or of the blocks
     local_cost: float = 1.0  # c1, client to hub
     global_cost: float = 0.0  # c2, hub to server
-    L: tuple[float, ...] | None = None  # every client's smoothness; None: from the problem
-    mu: tuple[float, ...] | None = None  # every client's strong convexity
+    L: tuple[float, ...] | None = filled()  # every client's smoothness
+    mu: tuple[float, ...] | None = filled()  # and strong convexity, where the problem knows them
 
     def begin(self, x: Tensor) -> State:
         """The hub's state at the beginning of a proximal step from x."""
@@ -84,8 +84,8 @@ class CohortMethod(Algorithm):
             self,
             cohort_size=size,
             clusters=self.clusters or few,
-            L=constants.L if self.L is None and constants.known else self.L,
-            mu=constants.mu if self.mu is None and constants.known else self.mu,
+            L=constants.L if constants.known else None,
+            mu=constants.mu if constants.known else None,
         )
         if not ready.sketched:
             ready.drawing(constants.clients, None)

@@ -1,7 +1,8 @@
 """Several algorithms on one problem: tuned alike, run over several seeds, summed up in one table.
 
-Step sizes and other options are chosen on a grid with a seed of their own, never one of the seeds
-that are reported.
+Step sizes and other options are chosen on a grid by the training loss of the model that would be
+evaluated (pruned, or personal), with a seed of their own: neither test rows nor the seeds that are
+reported take part in the choice.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Setting:
     optimum: Tensor | None = None
     x0: Tensor | None = None
     tuning_rounds: int | None = None
+    clients_at_once: int | None = None
 
 
 def run_entry(
@@ -91,32 +93,36 @@ def run_entry(
 def tuned(
     problem: Problem, entry: Entry, setting: Setting, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The grid point with the best final metric; those that diverge are out."""
-    best, chosen = -math.inf, None
-    sign = -1 if setting.metric in FALLING else 1
+    """The grid point with the lowest final training loss; those that diverge are out."""
+    best, chosen = math.inf, None
     rounds = setting.tuning_rounds or setting.rounds
     candidates = list(entry.candidates())
     for number, options in enumerate(candidates, 1):
         say(f"{entry.title}: setting {number} of {len(candidates)}")
         algorithm = build(entry.algorithm, **options)
-        score = _score(problem, algorithm, setting, rounds, sign)
-        if score > best:
-            best, chosen = score, options
+        loss = _training_loss(problem, algorithm, setting, rounds)
+        if loss < best:
+            best, chosen = loss, options
     if chosen is None:
         raise SympruneError(f"{entry.title} diverges with every setting of its grid.")
     return chosen
 
 
-def _score(
-    problem: Problem, algorithm: Algorithm, setting: Setting, rounds: int, sign: int
-) -> float:
+def _training_loss(problem: Problem, algorithm: Algorithm, setting: Setting, rounds: int) -> float:
     try:
         history = _run(problem, algorithm, setting, TUNING_SEED, rounds)
     except SympruneError as error:
         if DIVERGED in str(error):
-            return -math.inf
+            return math.inf
         raise
-    return sign * tail_mean(history, setting.metric)
+    return tail_mean(history, tuning_metric(setting.metric))
+
+
+def tuning_metric(metric: str) -> str:
+    """What stands for this metric on the training rows."""
+    if metric in FALLING:
+        return metric
+    return "personal_loss" if metric.startswith("personal") else "loss"
 
 
 def _run(
@@ -130,6 +136,7 @@ def _run(
         x0=setting.x0,
         evaluate_every=setting.evaluate_every,
         optimum=setting.optimum,
+        clients_at_once=setting.clients_at_once,
     ).history
 
 

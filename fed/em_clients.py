@@ -6,21 +6,21 @@ spike and slab, Laplace, mixture) decides the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, State, Turn, check, sample
+from symprune.fed.protocol import Algorithm, SampledClients, State, Turn, check, filled
 from symprune.fed.server_optimizers import OPTIMIZERS
+from symprune.fed.weight_groups import Groups, weight_groups
 
 
 @dataclass(frozen=True)
-class EMMethod(Algorithm):
+class EMMethod(SampledClients):
     """Hyper-parameters of methods whose clients run epochs of SGD on batches."""
 
-    cohort_size: int | None = None
     epochs: int = 1
     batch: int = 32
     lr: float = 0.05  # of the clients' SGD
@@ -33,9 +33,6 @@ class EMMethod(Algorithm):
         check(self.pull >= 0, f"{self.name}: pull = {self.pull} must not be negative.")
         return self
 
-    def cohort(self, server: State, turn: Turn) -> Tensor:
-        return sample(self.cohort_size, turn)
-
     def client_init(self, problem: Problem, turn: Turn) -> State:
         """The local model last sent, for the accuracy on a client's own test rows only."""
         zero = torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)
@@ -44,6 +41,25 @@ class EMMethod(Algorithm):
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         """What each client last sent; the server's model for those who were never asked."""
         return torch.where(client["seen"].unsqueeze(1), client["w"], self.model(server))
+
+
+@dataclass(frozen=True)
+class GroupedWeights(EMMethod):
+    """A method that prunes weights in groups: a neuron's incoming weights, or single weights."""
+
+    gates: str = "neuron"  # or weight
+    exempt: tuple[str, ...] = ()  # layers without groups; "output" is the last one
+    names: tuple[str, ...] = filled(())  # the model's tensors
+    shapes: tuple[tuple[int, ...], ...] = filled(())
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        ready = super().prepare(constants)
+        layout = constants.layout
+        return replace(ready, names=layout.names, shapes=layout.shapes)  # type: ignore[call-arg]
+
+    @property
+    def groups(self) -> Groups:
+        return weight_groups(self.names, self.shapes, self.gates, self.exempt)
 
 
 def remember(client: State, w: Tensor) -> State:

@@ -11,9 +11,22 @@ from itertools import pairwise
 from math import ceil, log2
 
 import numpy as np
+import torch
+from torch import Tensor
 
 FORMATS = ("runs", "codebook", "raw")
 Point = tuple[int, float]
+
+
+def compressed(g: Tensor, denoise: float, values: int) -> tuple[Tensor, Tensor]:
+    """Every row of `g [C, d]` through the fused lasso at `denoise * mean |g|` and, unless `values`
+    is 0, through k-means on its entries; and the bits of its code."""
+    rows = []
+    for row in g.numpy():
+        u = fused_lasso(row, denoise * float(np.abs(row).mean())).astype(row.dtype)
+        rows.append(quantise(u, values) if values else u)
+    bits = torch.tensor([code_bits(u) for u in rows])
+    return torch.from_numpy(np.stack(rows)).to(g.dtype), bits
 
 
 def fused_lasso(g: np.ndarray, gamma: float) -> np.ndarray:

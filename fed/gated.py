@@ -8,28 +8,25 @@ momentum would bring it back for a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from symprune.fed.em_clients import EMMethod, remember
+from symprune.fed.em_clients import GroupedWeights, remember
 from symprune.fed.gates import hard_concrete, open_chance, penalty_slope
 from symprune.fed.losses import sigmoid
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check
-from symprune.fed.weight_groups import Groups, weight_groups
 
 DATA_SCALES = ("mean", "sum")
 
 
 @dataclass(frozen=True)
-class Gated(EMMethod):
+class Gated(GroupedWeights):
     """Hyper-parameters and functions of methods with gates. A subclass gives `logit`,
     `logit_slope`, `initial_gates` and `server_step`."""
 
-    gates: str = "neuron"  # or weight
-    exempt: tuple[str, ...] = ()  # layers without gates; "output" is the last one
     l0: float = 5e-6  # lambda_0: the price of one weight
     cross_entropy: float = 1e-4  # of the client's gates against the server's
     theta: float = 0.99  # the gates' first probability
@@ -37,24 +34,17 @@ class Gated(EMMethod):
     prune_at_server: bool = True
     gate_lr: float = 1e-3  # of the clients' Adamax
     data_scale: str = "mean"  # or sum: the likelihood of all rows, as in the paper's Eq. 17
-    names: tuple[str, ...] = ()  # the model's tensors; filled in from the problem
-    shapes: tuple[tuple[int, ...], ...] = ()
 
     def prepare(self, constants: Constants) -> Algorithm:
-        super().prepare(constants)
+        ready = super().prepare(constants)
         check(0 < self.theta < 1, f"theta = {self.theta} is outside (0, 1).")
         check(0 <= self.prune_below < 1, f"prune_below = {self.prune_below} is outside [0, 1).")
         check(self.l0 >= 0, f"l0 = {self.l0} must not be negative.")
         known = ", ".join(DATA_SCALES)
         check(self.data_scale in DATA_SCALES, f"Unknown data_scale {self.data_scale!r}; {known}.")
-        ready = replace(self, names=constants.layout.names, shapes=constants.layout.shapes)
+        assert isinstance(ready, Gated)
         check(ready.groups.count > 0, "fedsparse: every layer is exempt, nothing can be pruned.")
         return ready
-
-    @property
-    def groups(self) -> Groups:
-        shapes = tuple(tuple(shape) for shape in self.shapes)
-        return weight_groups(tuple(self.names), shapes, self.gates, tuple(self.exempt))
 
     # How a gate's logit follows from the weights and the free parameter v.
     def logit(self, w: Tensor, v: Tensor) -> Tensor:

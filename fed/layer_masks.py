@@ -83,6 +83,41 @@ def best_mask(score: Tensor, sizes: tuple[int, ...], ones: tuple[int, ...]) -> T
     return torch.cat(parts, 1)
 
 
+def shrink(
+    mask: Tensor, score: Tensor, sizes: tuple[int, ...], target: tuple[int, ...], share: float
+) -> Tensor:
+    """Every row's mask without the lowest `share` of what is left of each tensor, but never fewer
+    than `target` ones (Sub-FedAvg)."""
+    parts = []
+    layers = zip(mask.split(list(sizes), 1), score.split(list(sizes), 1), target, strict=True)
+    for m, s, least in layers:
+        rows = []
+        for own, rated in zip(m, s.masked_fill(~m, torch.inf), strict=True):
+            active = int(own.sum())
+            count = min(math.ceil(share * active), max(active - least, 0))
+            rows.append(own & drop_lowest(rated, count))
+        parts.append(torch.stack(rows))
+    return torch.cat(parts, 1)
+
+
+def search_step(
+    mask: Tensor,
+    keep_score: Tensor,
+    grow_score: Tensor,
+    sizes: tuple[int, ...],
+    rate: float,
+    exclude_pruned: bool,
+) -> Tensor:
+    """`prune_and_regrow` of a share `rate` in every tensor that is not dense."""
+    parts = []
+    scores = (t.split(list(sizes), 1) for t in (mask, keep_score, grow_score))
+    for m, keep, grow in zip(*scores, strict=True):
+        ones = int(count_true(m)[0]) if len(m) else 0
+        count = 0 if ones == m.shape[1] else math.ceil(rate * ones)
+        parts.append(prune_and_regrow(m, keep, grow, count, exclude_pruned) if count else m)
+    return torch.cat(parts, 1)
+
+
 def prune_and_regrow(
     mask: Tensor, keep_score: Tensor, grow_score: Tensor, count: int, exclude_pruned: bool = False
 ) -> Tensor:
@@ -107,3 +142,13 @@ def spread(mask: Tensor, values: Tensor) -> Tensor:
     """The inverse of `values_on`: `[C, d]` with zeros where the mask is False."""
     w = torch.zeros(mask.shape, dtype=values.dtype)
     return w.masked_scatter(mask, values)
+
+
+def pack(mask: Tensor, w: Tensor) -> list[Tensor]:
+    """The kept values of every row as a list: rows may keep different numbers."""
+    return [row[kept] for row, kept in zip(w, mask, strict=True)]
+
+
+def unpack(mask: Tensor, values: Tensor | list[Tensor]) -> Tensor:
+    """The inverse of `pack`, `[C, d]`."""
+    return spread(mask, torch.cat([v.flatten() for v in values]))

@@ -8,7 +8,6 @@ follows it (bias, normalisation); the last one, FFC, belongs to every client.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,17 +26,11 @@ SUBSETS = {
     "opu1-2-3": (1, 2, 3),
     "opu2-3": (2, 3),
 }
-
-
-def write_shapes(shapes: Shapes) -> str:
-    """`"48x64,48"`: a model's shapes as one word, which an algorithm can carry as an option."""
-    return ",".join("x".join(str(size) for size in shape) for shape in shapes)
-
-
-@lru_cache(maxsize=16)
-def read_shapes(text: str) -> Shapes:
-    """The shapes `write_shapes` wrote."""
-    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split(","))
+KINDS = {
+    "prune": ("random", "magnitude", "ordered"),
+    "local_prune": ("fixed", "uniform", "ordered"),
+    "aggregation": ("simple", "weighted", "attention"),
+}
 
 
 def layer_numbers(shapes: Shapes) -> list[int]:
@@ -82,6 +75,11 @@ def assign(rule: str, layers: int, stream: Stream) -> Tensor:
     place = stream.permutation(layers - 1).argsort(dim=1)
     last = torch.ones(stream.rows, 1, dtype=torch.bool)
     return torch.cat([place < size, last], 1)
+
+
+def assign_layers(rule: str, shapes: Shapes, stream: Stream) -> Tensor:
+    """`assign` for the layers of a model."""
+    return assign(rule, layer_numbers(shapes)[-1] + 1, stream)
 
 
 def _all_but_one_range(rule: str, layers: int, stream: Stream) -> Tensor:
@@ -149,6 +147,33 @@ def leading_block(shape: tuple[int, ...], ratio: Tensor, cut_inputs: bool) -> Te
     block = rows.unsqueeze(2) & columns.unsqueeze(1)
     rest = math.prod(shape[2:])
     return block.unsqueeze(3).expand(-1, -1, -1, rest).reshape(len(ratio), -1)
+
+
+def aggregate(
+    kind: str, x: Tensor, u: Tensor, owned: Tensor, shapes: Shapes, temperature: float
+) -> Tensor:
+    """`W^l <- sum_i alpha_i^l U_i^l` over the clients that own layer l; a layer without owners
+    stays."""
+    alpha = aggregation_weights(kind, owned, u - x, shapes, temperature)
+    mean = (by_weight(alpha, shapes).to(x.dtype) * u).sum(0)
+    return torch.where(by_weight(owned, shapes).any(0), mean, x)
+
+
+def aggregation_weights(
+    kind: str, owned: Tensor, update: Tensor, shapes: Shapes, temperature: float
+) -> Tensor:
+    """alpha `[C, layers]`: equal (simple), by the number of layers a client trains (weighted), or
+    by `-||U_i^l - W^l|| / temperature` (attention)."""
+    theta = torch.zeros(owned.shape, dtype=torch.float64)
+    if kind == "weighted":
+        theta = theta + owned.sum(1, keepdim=True).double().log()
+    elif kind == "attention":
+        squares = torch.zeros_like(theta)
+        parts = update.double().split([math.prod(shape) for shape in shapes], 1)
+        for number, part in zip(layer_numbers(shapes), parts, strict=True):
+            squares[:, number] += part.square().sum(1)
+        theta = -squares.sqrt() / temperature
+    return layer_weights(theta, owned)
 
 
 def layer_weights(theta: Tensor, owned: Tensor) -> Tensor:

@@ -1,14 +1,17 @@
-"""Pieces that local training shares: how many steps, which gradient, the client's own optimum."""
+"""Pieces that algorithms share: how many local steps, which gradient and step size, the proximal
+step of the l1 norm, a client's own optimum."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Turn, check
+from symprune.fed.protocol import Algorithm, SampledClients, Turn, check, given
 from symprune.fed.randomness import Stream
 
 
@@ -32,6 +35,11 @@ def local_gradient(
     if clip is None:
         return g
     return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+
+
+def soft_threshold(w: Tensor, by: float) -> Tensor:
+    """`argmin_v by ||v||_1 + 1/2 ||v - w||^2`."""
+    return w.sign() * (w.abs() - by).clamp_min(0)
 
 
 def step_size(gamma: float | None, constants: Constants, name: str) -> float:
@@ -72,3 +80,25 @@ def local_optimum(problem: Problem, tolerance: float, max_steps: int) -> Tensor:
         y = torch.where(going, ahead + momentum * (ahead - x), y)
         x = torch.where(going, ahead, x)
     return y
+
+
+@dataclass(frozen=True)
+class LocalSteps(SampledClients):
+    """Base of the methods whose clients make about 1/p gradient steps between two rounds."""
+
+    gamma: float | None = None
+    p: float | None = None
+    batch: int | None = None
+    clip: float | None = None
+    random_steps: bool = True
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        """gamma = 1/L_max, p = sqrt(gamma mu) (ProxSkip's theory), each unless given."""
+        gamma = step_size(self.gamma, constants, self.name)
+        return replace(self, gamma=gamma, p=probability(self.p, gamma, constants, self.name))
+
+    def gradients(self, problem: Problem, turn: Turn) -> Iterator[Callable[[Tensor], Tensor]]:
+        """One gradient function for every local step of this turn."""
+        stream = turn.stream("batch")
+        for _ in range(local_steps(given(self.p), turn, self.random_steps)):
+            yield lambda w: local_gradient(problem, w, self.batch, stream, self.clip)

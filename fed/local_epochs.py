@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.problem import Problem
-from symprune.fed.protocol import Algorithm, State, Turn, check, sample
+from symprune.fed.problem import Constants, Problem
+from symprune.fed.protocol import Algorithm, SampledClients, Turn, check
 from symprune.fed.randomness import Stream
 
 
 @dataclass(frozen=True)
-class LocalEpochs(Algorithm):
+class LocalEpochs(SampledClients):
     """Base of the algorithms whose clients train for `epochs` passes over their rows; the defaults
     are FedSpa's (section 6)."""
 
@@ -23,29 +23,42 @@ class LocalEpochs(Algorithm):
     batch: int = 128
     lr: float = 0.1
     lr_decay: float = 0.998
-    cohort_size: int | None = None
 
-    def check_training(self) -> None:
+    def prepare(self, constants: Constants) -> Algorithm:
         check(self.epochs >= 0, f"{self.name}: epochs = {self.epochs} must not be negative.")
         check(self.batch > 0, f"{self.name}: batch = {self.batch} must be positive.")
         check(self.lr >= 0, f"{self.name}: lr = {self.lr} must not be negative.")
         check(self.lr_decay > 0, f"{self.name}: lr_decay = {self.lr_decay} must be positive.")
+        return self
 
     def step_size(self, turn: Turn) -> float:
         return self.lr * self.lr_decay**turn.number
 
-    def cohort(self, server: State, turn: Turn) -> Tensor:
-        return sample(self.cohort_size, turn)
+    def trained(
+        self,
+        problem: Problem,
+        w: Tensor,
+        turn: Turn,
+        stream: Stream,
+        *,
+        epochs: int | None = None,
+        mask: Tensor | None = None,
+        pull: tuple[float, Tensor] | None = None,
+    ) -> Tensor:
+        """`train` with this algorithm's epochs, batches and step size of the round."""
+        epochs = self.epochs if epochs is None else epochs
+        step = self.step_size(turn)
+        return train(problem, w, stream, epochs, self.batch, step, mask=mask, pull=pull)
 
 
 def train(
     problem: Problem,
     w: Tensor,
     stream: Stream,
-    *,
     epochs: int,
     batch: int,
     step_size: float,
+    *,
     mask: Tensor | None = None,
     pull: tuple[float, Tensor] | None = None,
 ) -> Tensor:

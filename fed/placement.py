@@ -36,6 +36,15 @@ class Placement:
     def additive(self) -> bool:
         return bool(((self.shared >= 0) & (self.personal >= 0)).any())
 
+    def parts(self, x0: Tensor) -> tuple[Tensor, Tensor]:
+        """`x [d1]` and `z [d2]` with `A x + B z = x0` where parameters have a place: an entry goes
+        to the shared part, or where there is none to the personal one."""
+        x, z = x0.new_zeros(self.shared_size), x0.new_zeros(self.personal_size)
+        x[self.shared[self.shared >= 0]] = x0[self.shared >= 0]
+        alone = (self.personal >= 0) & (self.shared < 0)
+        z[self.personal[alone]] = x0[alone]
+        return x, z
+
     def model(self, x: Tensor, z: Tensor) -> Tensor:
         """`A x + B z` for rows `x [C, d1]`, `z [C, d2]`."""
         return _gather(self.shared, x) + _gather(self.personal, z)

@@ -8,7 +8,7 @@ so who runs where, in which order, and after which restart does not change a bit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -121,6 +121,27 @@ class Algorithm:
         return {}
 
 
+@dataclass(frozen=True)
+class SampledClients(Algorithm):
+    """Base of the algorithms whose cohort is drawn uniformly in every turn."""
+
+    cohort_size: int | None = None  # None: everyone
+
+    def cohort(self, server: State, turn: Turn) -> Tensor:
+        return sample(self.cohort_size, turn)
+
+
+def filled(default: Any = None) -> Any:
+    """A field that `prepare` takes from the problem: it travels with the algorithm to the clients
+    but is nothing a user chooses."""
+    return field(default=default, metadata={"filled": True})
+
+
+def options_of(cls: type[Algorithm]) -> list[str]:
+    """The names of the hyper-parameters a user may choose."""
+    return [f.name for f in fields(cls) if not f.metadata.get("filled")]
+
+
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 ALIASES = {"scaffnew": "proxskip"}
 
@@ -146,13 +167,22 @@ def build(name: str, **options: Any) -> Algorithm:
     known_options = {f.name: f for f in fields(cls)}
     for option in options:
         if option not in known_options:
-            listed = ", ".join(known_options) or "none"
+            listed = ", ".join(options_of(cls)) or "none"
             raise SympruneError(f"{name} has no option {option!r}; its options are {listed}.")
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
     typed = {o: _typed(name, o, v, str(known_options[o].type)) for o, v in options.items()}
     return cls(**typed)
+
+
+def choose(name: str, **options: Any) -> Algorithm:
+    """`build` for options that a user gave: what `prepare` fills in is not among them."""
+    algorithm = build(name, **options)
+    for option in options:
+        fixed = option not in options_of(type(algorithm))
+        check(not fixed, f"{name} takes {option} from the problem, it cannot be chosen.")
+    return algorithm
 
 
 def _typed(name: str, option: str, value: Any, kind: str) -> Any:

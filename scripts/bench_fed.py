@@ -2,7 +2,8 @@
 
 500 clients of logistic regression (d = 300, 100 samples each), one round of Scaffnew with 10 local
 steps. Against it: the loop most simulators are (one model, one optimiser and autograd per client),
-and a loop over this project's own closed-form client step, one client at a time.
+and a loop over this project's own closed-form client step, one client at a time. Times are those of
+the processor, summed over threads, so other work on the machine hardly matters.
 
     python scripts/bench_fed.py [--clients 500] [--dimension 300] [--samples 100] [--threads 1]
 """
@@ -70,9 +71,9 @@ def timed(work: Callable[[], Tensor], repeats: int) -> tuple[float, Tensor]:
     result = work()
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         work()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return statistics.median(times), result
 
 
@@ -98,7 +99,7 @@ def main() -> None:
             seconds[name], results[name] = timed(work, arguments.repeats)
     reference = results["autograd loop over clients"]
     best = min(seconds["stack of all clients"], seconds["stacks of 20"])
-    print(f"{'':34}{'ms':>9}{'slower':>9}{'largest difference':>21}")
+    print(f"{'':34}{'CPU ms':>9}{'slower':>9}{'largest difference':>21}")
     for name, value in seconds.items():
         difference = float((results[name] - reference).abs().max())
         print(f"{name:34}{1000 * value:9.1f}{value / best:8.1f}x{difference:21.1e}")

@@ -33,6 +33,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedSpa RSM": ("fedspa", {"search": "rsm"}),
     "RSM, different masks": ("fedspa", {"search": "rsm", "different_masks": True}),
     "Ditto": ("ditto", {}),
+    "pFedMe": ("pfedme", {}),
     "Sub-FedAvg": ("sub-fedavg", {}),
     "Subsampling": ("subsampling", {}),
     "Local": ("local", {}),
@@ -42,7 +43,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def train(name: str, options: dict[str, Any], problem: Problem, rounds: int, seed: int) -> Result:
     if name == "fedspa":
         options = {"anneal_rounds": rounds, **options}
-    algorithm = build(name, **{**TRAINING, **options})
+    shared = {"cohort_size": TRAINING["cohort_size"]} if name == "pfedme" else TRAINING
+    algorithm = build(name, **{**shared, **options})
     return simulate(algorithm, problem, rounds, seed=seed, evaluate_every=rounds)
 
 

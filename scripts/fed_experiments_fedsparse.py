@@ -1,4 +1,4 @@
-"""FedSparse: accuracy, bytes and sparsity against FedAvg and FedL1 on digits, 30 clients.
+"""FedSparse: accuracy, bytes and sparsity against FedAvg, FedL1 and FedDrop on digits, 30 clients.
 
 `python scripts/fed_experiments_fedsparse.py [fedsparse fedsparse-weights]`
 """
@@ -95,6 +95,7 @@ def fedsparse() -> list[Row]:
             {**GATED, "l0": 1e-4, "prune_at_server": False},
         ),
         ("FedL1, 2e-2", "fedl1", {**SHARED, "l1": 2e-2, "exempt": ("output",)}),
+        ("FedDrop, 0.5", "feddrop", {**SHARED, "rate": 0.5}),
     ]
     return compare("FedSparse on digits, means of 3 seeds, 60 rounds", methods, 3)
 

@@ -3,7 +3,8 @@
     python scripts/fed_reproduce.py EXPERIMENT [--output out/fed] [--seeds 3]
 
 Experiments that need data take it from the folder of SYMPRUNE_ASSETS. Every method of a comparison
-is tuned on the same grid with a seed that is not reported. `docs/federated.md` reads the results.
+is tuned on the same grid by its training loss, with a seed that is not reported.
+`docs/federated.md` reads the results.
 """
 
 from __future__ import annotations
@@ -144,9 +145,9 @@ def sparse_digits(report: Report) -> None:
     problem = make_problem("digits", split="class:2", clients=10, l2=1e-3)
     L = problem.constants().L_max
     grid = {"gamma": [1 / L, 3 / L], "p": [0.1, 0.3]}
-    _sparse_tables(
-        report, problem, {**SPARSE, **ABLATION}, grid, 120, (0.8, 0.9, 0.95), (0.7, 0.8, 0.85)
-    )
+    entries = _pruned({**SPARSE, **ABLATION}, grid)
+    setting = Setting(120, (), "accuracy", 2)
+    _sparse_tables(report, problem, entries, setting, (0.8, 0.9, 0.95), (0.7, 0.8, 0.85))
 
 
 def sparse_mnist(report: Report) -> None:
@@ -156,21 +157,24 @@ def sparse_mnist(report: Report) -> None:
     problem = make_problem(data.take(order), split="dirichlet:0.3", clients=30, l2=1e-3)
     L = problem.constants().L_max
     grid = {"gamma": [1 / L, 3 / L, 6 / L], "p": [0.2]}
-    _sparse_tables(report, problem, SPARSE, grid, 80, (0.9, 0.98), (0.6, 0.7, 0.75))
+    setting = Setting(80, (), "accuracy", 2)
+    _sparse_tables(report, problem, _pruned(SPARSE, grid), setting, (0.9, 0.98), (0.6, 0.7, 0.75))
 
 
 def blogfeedback(report: Report) -> None:
-    """Sparse linear regression on BlogFeedback: test R2 at 90 % and bits to an R2.
+    """Sparse linear regression on BlogFeedback, 554 clients: test R2 by sparsity, bits to an R2.
 
     The paper prints a ridge alpha/4 = 250 in every client's sum; its losses and R2 only come out
-    when it counts once for all 554 clients, so each client has 250/554. 60 clients are drawn."""
+    when it counts once for all 554 clients, so each client has 250/554."""
     data = load("blogfeedback")
-    problem = make_problem(data, split="user", clients=60, l2=500 / 554, weighting="sum")
-    L = problem.constants().L_max
+    problem = make_problem(data, split="user", clients=554, l2=500 / 554, weighting="sum")
+    gamma = 1.9 / problem.constants().L_max
     largest = float(problem.mean_gradient(problem.initial()).abs().max())
-    grid = {"gamma": [1 / L, 1.9 / L], "p": [0.1]}
-    penalties = [share * largest for share in (0.01, 0.03, 0.1)]
-    _sparse_tables(report, problem, SPARSE, grid, 60, (0.9,), (0.03, 0.05, 0.075), "r2", penalties)
+    entries = _pruned(SPARSE, {"gamma": [gamma], "p": [0.02, 0.1]})
+    lasso = {"gamma": [gamma], "p": [0.02], "l1": [share * largest for share in (0.01, 0.03, 0.1)]}
+    entries.append(Entry("randprox-l1", {}, lasso, "RandProx-l1"))
+    setting = Setting(40, (), "r2", 4, tuning_rounds=8, clients_at_once=16)
+    _sparse_tables(report, problem, entries, setting, (0.9, 0.95, 0.8), (0.1, 0.15, 0.2))
 
 
 def sparse_network(report: Report) -> None:
@@ -178,7 +182,7 @@ def sparse_network(report: Report) -> None:
     problem = make_problem("digits", model="mlp", split="class:2", clients=10, l2=1e-4)
     fixed = {"p": 1 / 16, "batch": 32, "clip": 10.0, "sparsity": 0.9}
     entries = [Entry(n, fixed, {"gamma": [0.05, 0.1]}, title) for n, title in SPARSE.items()]
-    setting = Setting(80, (), "accuracy", 4)
+    setting = Setting(80, (), "accuracy", 4, tuning_rounds=20)
     lines = report.compare("network", problem, entries, setting, "network")
     rows = [
         [line.entry.title, line.entry.options["gamma"], line.final("accuracy"), line.final("loss")]
@@ -252,43 +256,38 @@ def _rounds(
     return last["round"] if last["personal_loss"] - lowest < 1e-6 else None
 
 
+def _pruned(methods: dict[str, str], grid: dict[str, list[float]]) -> list[Entry]:
+    """Every method with the same grid."""
+    return [Entry(name, {}, grid, title) for name, title in methods.items()]
+
+
 def _sparse_tables(
     report: Report,
     problem: Problem,
-    methods: dict[str, str],
-    grid: dict[str, list[float]],
-    rounds: int,
+    entries: list[Entry],
+    setting: Setting,
     sparsities: tuple[float, ...],
     targets: tuple[float, ...],
-    metric: str = "accuracy",
-    penalties: list[float] | None = None,
 ) -> None:
     """The shape of the paper's Tables 1 to 4: a final metric and the upload to reach a level."""
+    metric = setting.metric
     for sparsity in sparsities:
-        entries = [Entry(n, {"sparsity": sparsity}, grid, title) for n, title in methods.items()]
-        if penalties:
-            entries.append(
-                Entry(
-                    "randprox-l1", {"sparsity": sparsity}, {**grid, "l1": penalties}, "RandProx-l1"
-                )
-            )
-        setting = Setting(rounds, (), metric, 2)
-        lines = report.compare(problem.name, problem, entries, setting, f"{sparsity}")
         level = f"{100 * sparsity:g}"
+        pruned = [replace(e, options={**e.options, "sparsity": sparsity}) for e in entries]
+        lines = report.compare(problem.name, problem, pruned, setting, level)
         rows = []
         for line in lines:
             options = line.entry.options
             costs = [_kbit(line, metric, target) for target in targets]
-            rows.append(
-                [line.entry.title, line.final(metric), *costs, options["gamma"], options["p"]]
-            )
+            final = [line.final(metric), line.final("loss")]
+            rows.append([line.entry.title, *final, *costs, options["gamma"], options["p"]])
         report.table(
-            f"{problem.name}, {level} % sparsity, {rounds} rounds: {metric}, kbit up to it",
-            ["method", metric, *(f"to {target:g}" for target in targets), "gamma", "p"],
+            f"{problem.name}, {level} % sparsity, {setting.rounds} rounds: {metric}, kbit up to it",
+            ["method", metric, "loss", *(f"to {t:g}" for t in targets), "gamma", "p"],
             rows,
         )
         report.data[f"summary-{level}"] = summary(lines, metric, list(targets), problem.clients)
-        title = f"{problem.name}, {level} %"
+        title = f"{problem.name}, {level} % sparsity"
         report.picture(lines, metric, problem, level, unit="bytes_up", title=title)
 
 

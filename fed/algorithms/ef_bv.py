@@ -1,13 +1,13 @@
-"""EF-BV, and with it EF21 and DIANA (thesis chapter 2, Algorithm 1, appendix A).
+"""EF-BV (thesis chapter 2, Algorithm 1, appendix A).
 
 Every worker sends `d_i = C_i(grad f_i(x) - h_i)`; the control variates `h_i` learn the gradients at
 the optimum, so the compression error vanishes there. Two scalings: `lam` for the control variates,
-`nu` for the gradient estimate `g = h + nu mean d_i`. EF21 has nu = lam, DIANA nu = 1.
+`nu` for the gradient estimate `g = h + nu mean d_i`. EF21 and DIANA
+(`ef21_diana.py`) choose them otherwise.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,36 +15,26 @@ from torch import Tensor
 
 from symprune.fed.compressors import Constants as Noise
 from symprune.fed.compressors import Nice, best_scaling, parse
+from symprune.fed.ef_bv_theory import largest_step, remainder
+from symprune.fed.local import soft_threshold
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
     Message,
     Received,
+    SampledClients,
     Sent,
     State,
     Turn,
     check,
     given,
     register,
-    sample,
 )
-
-
-def remainder(scaling: float, eta: float, omega: float) -> float:
-    """`r = (1 - lam + lam eta)^2 + lam^2 omega`: how much of the error is left after one step."""
-    return (1 - scaling + scaling * eta) ** 2 + scaling**2 * omega
-
-
-def largest_step(L: float, L_tilde: float, r: float, r_av: float, nonconvex: bool) -> float:
-    """`1 / (L + L_tilde sqrt(r_av/r) / s)` with `s* = sqrt((1+r)/(2r)) - 1`, or for nonconvex f
-    `s = 1/sqrt(r) - 1`; written so that r = 0 needs no special case."""
-    gap = (1 if nonconvex else math.sqrt((1 + r) / 2)) - math.sqrt(r)
-    return 1 / (L + L_tilde * math.sqrt(r_av) / gap)
 
 
 @register
 @dataclass(frozen=True)
-class EFBV(Algorithm):
+class EFBV(SampledClients):
     """Error feedback with bias and variance: any compressor, both scalings from theory."""
 
     name = "ef-bv"
@@ -55,7 +45,6 @@ class EFBV(Algorithm):
     nu: float | None = None
     gamma: float | None = None
     l1: float = 0.0  # R(x) = l1 ||x||_1
-    cohort_size: int | None = None  # m-nice participation
     nonconvex: bool = False
 
     def noise(self, constants: Constants) -> tuple[Noise, float]:
@@ -83,6 +72,7 @@ class EFBV(Algorithm):
         lam, nu = self.scalings(noise, omega_av)
         for name, value in (("lam", lam), ("nu", nu)):
             check(0 < value <= 1, f"{self.name}: {name} = {value} is outside (0, 1].")
+        check(self.l1 >= 0, f"{self.name}: l1 = {self.l1} must not be negative.")
         chosen = replace(self, lam=lam, nu=nu)
         if self.gamma is not None:
             check(self.gamma > 0, f"{self.name}: gamma = {self.gamma} must be positive.")
@@ -95,9 +85,6 @@ class EFBV(Algorithm):
 
     def client_init(self, problem: Problem, turn: Turn) -> State:
         return {"h": torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)}
-
-    def cohort(self, server: State, turn: Turn) -> Tensor:
-        return sample(self.cohort_size, turn)
 
     def weight(self, turn: Turn) -> float:
         """n/m for the m participants, so that their sum over n is an unbiased mean."""
@@ -118,43 +105,5 @@ class EFBV(Algorithm):
         g = server["h"] + self.nu * d  # with the old h
         x = server["x"] - self.gamma * g
         if self.l1:
-            x = x.sign() * (x.abs() - given(self.gamma) * self.l1).clamp_min(0)
+            x = soft_threshold(x, given(self.gamma) * self.l1)
         return {"x": x, "h": server["h"] + self.lam * d}
-
-
-@register
-@dataclass(frozen=True)
-class EF21(EFBV):
-    """EF-BV with nu = lam; its step size knows nothing of averaging over workers (r_av = r)."""
-
-    name = "ef21"
-    paper = "EF21, as in EF-BV (thesis chapter 2), section 2.3 and Table A.2"
-
-    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
-        lam = noise.best_scaling if self.lam is None else self.lam
-        return lam, lam if self.nu is None else self.nu
-
-    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
-        return super().step(constants, noise, noise.omega)
-
-
-@register
-@dataclass(frozen=True)
-class DIANA(EFBV):
-    """EF-BV with nu = 1 and unbiased compression, with DIANA's own, larger step size."""
-
-    name = "diana"
-    paper = "DIANA, as in EF-BV (thesis chapter 2), section 2.3 and appendix A"
-    compressor: str = "rand-k:0.1"
-
-    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
-        lam = 1 / (1 + noise.omega) if self.lam is None else self.lam
-        return lam, 1.0 if self.nu is None else self.nu
-
-    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
-        """`1 / (L_max (1 + (1+sqrt 2)^2 omega_av))`; the theorem is for unbiased compressors, a
-        biased one falls back to EF-BV's step. (The text prints omega_max; the proof has
-        omega_av.)"""
-        if noise.eta > 0 or self.l1 or self.nonconvex:
-            return super().step(constants, noise, omega_av)
-        return 1 / (constants.L_max * (1 + (1 + math.sqrt(2)) ** 2 * omega_av))

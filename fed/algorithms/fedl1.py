@@ -6,40 +6,29 @@ sparse baseline of FedSparse. Groups of norm at most lambda are set to zero, oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from symprune.fed.algorithms.fedopt import FedOpt
+from symprune.fed.em_clients import GroupedWeights
 from symprune.fed.problem import Constants
 from symprune.fed.protocol import Algorithm, Message, Sent, State, Turn, check, register
-from symprune.fed.weight_groups import Groups, weight_groups
 
 
 @register
 @dataclass(frozen=True)
-class FedL1(FedOpt):
+class FedL1(FedOpt, GroupedWeights):
     """Local group lasso; groups of small norm are not sent, in either direction."""
 
     name = "fedl1"
     paper = "Louizos et al.: An EM Perspective on Federated Learning, appendix A (FedL1)"
     sends = "up and down: weights of the groups above the threshold"
-    gates: str = "neuron"  # or weight
-    exempt: tuple[str, ...] = ()
     l1: float = 2e-3  # lambda: weight of the penalty, and the threshold
-    names: tuple[str, ...] = ()  # the model's tensors; filled in from the problem
-    shapes: tuple[tuple[int, ...], ...] = ()
 
     def prepare(self, constants: Constants) -> Algorithm:
         check(self.l1 >= 0, f"fedl1: l1 = {self.l1} must not be negative.")
-        layout = constants.layout
-        ready = super().prepare(constants)
-        return replace(ready, names=layout.names, shapes=layout.shapes)  # type: ignore[call-arg]
-
-    @property
-    def groups(self) -> Groups:
-        shapes = tuple(tuple(shape) for shape in self.shapes)
-        return weight_groups(tuple(self.names), shapes, self.gates, tuple(self.exempt))
+        return super().prepare(constants)
 
     def thresholded(self, w: Tensor) -> Tensor:
         return w * self.groups.spread((self.groups.norm(w) > self.l1).to(w.dtype))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symprune.fed.em_clients import EMMethod, remember, server_rate
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, register
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, given, register
 from symprune.fed.server_optimizers import ascend, moments
 
 
@@ -30,9 +30,9 @@ class FedOpt(EMMethod):
     server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
 
     def prepare(self, constants: Constants) -> Algorithm:
-        super().prepare(constants)
         cohort = self.cohort_size or constants.clients
-        return replace(self, server_lr=server_rate(self.server_optimizer, self.server_lr, cohort))
+        rate = server_rate(self.server_optimizer, self.server_lr, cohort)
+        return replace(super().prepare(constants), server_lr=rate)  # type: ignore[call-arg]
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         return {"x": x0, **moments(x0, "x")}
@@ -44,22 +44,31 @@ class FedOpt(EMMethod):
     def sent(self, w: Tensor) -> Tensor | Sent:
         return w
 
-    def client_step(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
-        x, stream = received["x"], turn.stream("batch")
-        w = x
+    def trained(
+        self, x: Tensor, problem: Problem, turn: Turn, mask: Tensor | None = None
+    ) -> Tensor:
+        """Local epochs from x, only where the mask is True."""
+        w, stream = x, turn.stream("batch")
         for _ in range(self.epochs):
             for rows, active in problem.epoch(stream, self.batch):
                 g = problem.gradient(w, rows) + self.pull * (w - x) + self.penalty(w)
-                w = torch.where(active.unsqueeze(1), w - self.lr * g, w)
-        sent = self.sent(w)
+                step = self.lr * (g if mask is None else g * mask)
+                w = torch.where(active.unsqueeze(1), w - step, w)
+        return w
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        sent = self.sent(self.trained(received["x"], problem, turn))
         kept = sent.tensor if isinstance(sent, Sent) else sent
         assert isinstance(kept, Tensor)
         return remember(client, kept), {"w": sent}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        assert self.server_lr is not None
-        along = (replies["w"] - server["x"]).sum(0)
-        x, moved = ascend(self.server_optimizer, server["x"], along, server, "x", self.server_lr)
+        return self.stepped(server, (replies["w"] - server["x"]).sum(0))
+
+    def stepped(self, server: State, along: Tensor) -> State:
+        """The server's state after its optimiser went along this direction."""
+        rate = given(self.server_lr)
+        x, moved = ascend(self.server_optimizer, server["x"], along, server, "x", rate)
         return {"x": x, **moved}

@@ -9,46 +9,37 @@ attention aggregation without giving it; here it weighs updates by how little th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from symprune.fed.layer_masks import spread
+from symprune.fed.layer_masks import pack, unpack
 from symprune.fed.layer_subsets import (
-    Shapes,
-    assign,
+    KINDS,
+    aggregate,
+    assign_layers,
     by_weight,
-    layer_numbers,
-    layer_weights,
     local_mask,
     prune_mask,
-    read_shapes,
-    write_shapes,
 )
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
     Message,
     Received,
+    SampledClients,
     Sent,
     State,
     Turn,
     check,
-    given,
+    filled,
     register,
-    sample,
 )
-
-PRUNINGS = ("random", "magnitude", "ordered")
-LOCAL_PRUNINGS = ("fixed", "uniform", "ordered")
-AGGREGATIONS = ("simple", "weighted", "attention")
 
 
 @register
 @dataclass(frozen=True)
-class FedP3(Algorithm):
+class FedP3(SampledClients):
     """Layer subsets per client, the other layers pruned on the way down and never sent back."""
 
     name = "fedp3"
@@ -66,30 +57,21 @@ class FedP3(Algorithm):
     steps: int = 10
     batch: int = 48
     lr: float = 0.1
-    cohort_size: int | None = None
-    shapes: str | None = None
+    shapes: tuple[tuple[int, ...], ...] = filled(())
 
     def prepare(self, constants: Constants) -> Algorithm:
-        for value, known in (
-            (self.prune, PRUNINGS),
-            (self.local_prune, LOCAL_PRUNINGS),
-            (self.aggregation, AGGREGATIONS),
-        ):
-            check(value in known, f"fedp3: {value!r} is none of {', '.join(known)}.")
-        check(0 < self.keep <= 1, f"fedp3: keep = {self.keep} is outside (0, 1].")
-        check(0 < self.q_min <= 1, f"fedp3: q_min = {self.q_min} is outside (0, 1].")
+        for option, known in KINDS.items():
+            value = getattr(self, option)
+            check(value in known, f"fedp3: {option} {value!r} is none of {', '.join(known)}.")
+        for option, share in (("keep", self.keep), ("q_min", self.q_min)):
+            check(0 < share <= 1, f"fedp3: {option} = {share} is outside (0, 1].")
         check(self.steps >= 0 and self.batch > 0, "fedp3: steps and batch must be positive.")
         check(self.temperature > 0, "fedp3: temperature must be positive.")
-        return replace(self, shapes=write_shapes(constants.layout.shapes))
-
-    @property
-    def model_shapes(self) -> Shapes:
-        return read_shapes(given(self.shapes))
+        return replace(self, shapes=constants.layout.shapes)
 
     def assigned(self, turn: Turn) -> State:
         """L_i, drawn once from the seed by server and client alike."""
-        layers = layer_numbers(self.model_shapes)[-1] + 1
-        return {"owned": assign(self.layers, layers, turn.stream("layers"))}
+        return {"owned": assign_layers(self.layers, self.shapes, turn.stream("layers"))}
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         return {"x": x0, **self.assigned(turn)}
@@ -97,19 +79,15 @@ class FedP3(Algorithm):
     def client_init(self, problem: Problem, turn: Turn) -> State:
         return self.assigned(turn)
 
-    def cohort(self, server: State, turn: Turn) -> Tensor:
-        return sample(self.cohort_size, turn)
-
     def mask(self, owned: Tensor, turn: Turn, x: Tensor | None = None) -> Tensor:
         """P_i of this round; with `fixed_mask` that of the first."""
         stream = (replace(turn, number=0) if self.fixed_mask else turn).stream("prune")
-        return prune_mask(self.prune, self.keep, self.model_shapes, owned, stream, x)
+        return prune_mask(self.prune, self.keep, self.shapes, owned, stream, x)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         """Values only where both sides know the mask; by magnitude, the mask as well."""
-        x = server["x"]
-        mask = self.mask(server["owned"][turn.clients], turn, x)
-        message: Message = {"values": Sent([x[row] for row in mask])}
+        mask = self.mask(server["owned"][turn.clients], turn, server["x"])
+        message: Message = {"values": Sent([server["x"][row] for row in mask])}
         if self.prune == "magnitude":
             message["mask"] = Sent(mask, bits=0, each=True)
         return message
@@ -117,43 +95,25 @@ class FedP3(Algorithm):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        owned = client["owned"]
+        owned, mine = client["owned"], by_weight(client["owned"], self.shapes)
         mask = received["mask"] if self.prune == "magnitude" else self.mask(owned, turn)
-        u = spread(mask, torch.cat([v.flatten() for v in received["values"]]))
-        mine = by_weight(owned, self.model_shapes)
-        batches, ratios = turn.stream("batch"), turn.stream("ratio")
-        local = turn.stream("local")
+        u = unpack(mask, received["values"])
+        batches, ratios, local = (turn.stream(p) for p in ("batch", "ratio", "local"))
         for _ in range(self.steps):
             effective = mask
             if self.local_prune != "fixed":
                 q = self.q_min + (1 - self.q_min) * ratios.uniform(1)
-                effective = mask & local_mask(self.local_prune, q, self.model_shapes, owned, local)
+                effective = mask & local_mask(self.local_prune, q, self.shapes, owned, local)
             g = problem.gradient(u * effective, problem.batch(batches, self.batch))
             u = u - self.lr * g * (effective if self.train_unassigned else mine)
-        return client, {"layers": Sent([row[own] for row, own in zip(u, mine, strict=True)])}
+        return client, {"layers": Sent(pack(mine, u))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        """`W^l <- sum_i alpha_i^l U_i^l` over the clients that sent layer l."""
+        """Every layer is averaged over the clients that sent it."""
         owned, x = server["owned"][turn.clients], server["x"]
-        mine = by_weight(owned, self.model_shapes)
-        u = spread(mine, torch.cat([v.flatten() for v in replies["layers"]]))
-        alpha = by_weight(self.weights(u - x, owned), self.model_shapes).to(x.dtype)
-        mean = (alpha * u).sum(0)
-        return {**server, "x": torch.where(mine.any(0), mean, x)}
-
-    def weights(self, update: Tensor, owned: Tensor) -> Tensor:
-        """alpha `[C, layers]`: equal (simple), by the number of layers a client trains (weighted),
-        or by `-||U_i^l - W^l|| / temperature` (attention)."""
-        theta = torch.zeros(owned.shape, dtype=torch.float64)
-        if self.aggregation == "weighted":
-            theta = theta + owned.sum(1, keepdim=True).double().log()
-        elif self.aggregation == "attention":
-            squares = torch.zeros_like(theta)
-            parts = update.double().split([math.prod(shape) for shape in self.model_shapes], 1)
-            for number, part in zip(layer_numbers(self.model_shapes), parts, strict=True):
-                squares[:, number] += part.square().sum(1)
-            theta = -squares.sqrt() / self.temperature
-        return layer_weights(theta, owned)
+        u = unpack(by_weight(owned, self.shapes), replies["layers"])
+        x = aggregate(self.aggregation, x, u, owned, self.shapes, self.temperature)
+        return {**server, "x": x}
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """The share of layers an average client sends."""

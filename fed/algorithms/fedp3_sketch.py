@@ -1,26 +1,21 @@
-"""FedP3 in its theoretical form, and LDP-FedP3 (thesis Algorithms 10 and 11, appendix C).
+"""FedP3 in its theoretical form (thesis Algorithm 10, appendix C).
 
-Each step a random permutation shares the d coordinates out among the n clients; a client takes one
-gradient step and sends only its d/n coordinates, which the server copies. LDP-FedP3 clips the
-gradient of every record and adds Gaussian noise. Two points differ from the print: the noise is
-scaled by the step size, as in the proof (unscaled it under-protects for gamma > 1), and clipping,
-which the print replaces by an assumption, is done per record.
+A client takes one gradient step on a randomly pruned model and sends only the d/n coordinates that
+the step's permutation gives it, which the server copies.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from symprune.fed.layer_masks import spread
 from symprune.fed.local import step_size
-from symprune.fed.privacy import closed_form_multiplier, noise_multiplier
-from symprune.fed.problem import Constants, Problem, Rows
+from symprune.fed.permutation_upload import PermutationUpload
+from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
     Message,
@@ -32,37 +27,7 @@ from symprune.fed.protocol import (
     given,
     register,
 )
-from symprune.fed.randomness import Stream
 from symprune.masks import keep_largest
-
-CALIBRATIONS = ("accountant", "closed-form")
-
-
-@dataclass(frozen=True)
-class PermutationUpload(Algorithm):
-    """What both methods share: who sends which coordinates, and what the server does with them.
-    `sketch=False` sends everything and averages, at n times the bytes."""
-
-    gamma: float | None = None
-    iterations: int = 1000
-    sketch: bool = True
-
-    def sent(self, d: int, turn: Turn) -> Tensor:
-        """The coordinates of each client, `[C, d]` boolean: every one has exactly one owner."""
-        if not self.sketch:
-            return torch.ones(len(turn.clients), d, dtype=torch.bool)
-        place = turn.shared("permutation").permutation(d)[0].argsort()
-        return place // -(-d // turn.n) == turn.clients.unsqueeze(1)
-
-    def reply(self, u: Tensor, turn: Turn) -> Message:
-        chosen = self.sent(u.shape[1], turn)
-        return {"u": Sent([row[own] for row, own in zip(u, chosen, strict=True)])}
-
-    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        """`w <- (1/n) sum_i S_i u_i`: each coordinate is its owner's."""
-        chosen = self.sent(len(server["x"]), turn)
-        u = spread(chosen, torch.cat([v.flatten() for v in replies["u"]]))
-        return {"x": u.sum(0) if self.sketch else u.mean(0)}
 
 
 @register
@@ -102,89 +67,3 @@ class FedP3Sketch(PermutationUpload):
         mask = self.pruning(problem.dimension, turn)
         w = spread(mask, received["values"])
         return client, self.reply(w - given(self.gamma) * problem.gradient(w) * mask, turn)
-
-
-@register
-@dataclass(frozen=True)
-class LdpFedP3(PermutationUpload):
-    """FedP3 with an (epsilon, delta) guarantee for every record against the server.
-
-    The guarantee rests on noise and batches the server cannot recompute. It knows the run's seed,
-    so outside a simulation set `private_randomness`: clients then ask their operating system, and
-    runs do not repeat."""
-
-    name = "ldp-fedp3"
-    paper = "LDP-FedP3 (thesis chapter 4), Algorithm 11, Theorem 4.3.4"
-    sends = "up: d/n noisy coordinates each; down: model"
-    iterations: int = 150
-    epsilon: float | None = 8.0
-    delta: float = 1e-5
-    clip: float = 1.0
-    batch: int = 64
-    calibration: str = "accountant"
-    private_randomness: bool = False
-    multiplier: float | None = None
-
-    def prepare(self, constants: Constants) -> Algorithm:
-        """The noise multiplier z for `iterations` steps, at the sampling rate of the client with
-        the fewest records; epsilon = None means no noise. A multiplier that is given is used
-        as it is, whatever epsilon says."""
-        known = ", ".join(CALIBRATIONS)
-        check(self.calibration in CALIBRATIONS, f"ldp-fedp3: calibration is one of {known}.")
-        check(self.clip > 0 and self.batch > 0, "ldp-fedp3: clip and batch must be positive.")
-        rate = min(1.0, self.batch / min(constants.sizes))
-        gamma = step_size(self.gamma, constants, self.name)
-        if self.epsilon is None or self.multiplier is not None:
-            return replace(self, gamma=gamma, multiplier=self.multiplier or 0.0)
-        chosen = noise_multiplier if self.calibration == "accountant" else closed_form_multiplier
-        z = chosen(self.epsilon, self.delta, rate, self.iterations)
-        return replace(self, gamma=gamma, multiplier=z)
-
-    def client_step(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
-        check(
-            turn.number < self.iterations,
-            f"ldp-fedp3: the privacy budget is for {self.iterations} steps and is spent.",
-        )
-        w = received["x"]
-        g = clipped_gradient(problem, w, self.batch, self.clip, self.stream("batch", turn))
-        sigma = given(self.multiplier) * self.clip / self.batch
-        noise = self.stream("noise", turn).normal(problem.dimension).to(w.dtype)
-        step = given(self.gamma) * (g + sigma * noise + penalty(problem, w))
-        return client, self.reply(w - step, turn)
-
-    def stream(self, purpose: str, turn: Turn) -> Stream:
-        if not self.private_randomness:
-            return turn.stream(purpose)
-        return Stream(np.frombuffer(os.urandom(8 * len(turn.clients)), np.uint64))
-
-
-def clipped_gradient(
-    problem: Problem, w: Tensor, batch: int, clip: float, stream: Stream
-) -> Tensor:
-    """`(1/b) sum_j g_j min(1, C/||g_j||)` over records that are drawn with probability b/m each; b
-    is the expected number, not the drawn one, so a record changes the result by C/b at most."""
-    rows, out = problem.rows, []
-    chance = (batch / problem.counts).clamp_max(1).unsqueeze(1)
-    drawn = (stream.uniform(rows.y.shape[1]) < chance) & (rows.weights != 0)
-    for i, use in enumerate(drawn):
-        out.append(record_gradients(problem, w[i], rows[i][use], clip).sum(0) / batch)
-    return torch.stack(out)
-
-
-def record_gradients(problem: Problem, w: Tensor, rows: Rows, clip: float) -> Tensor:
-    """The gradient of every record of one client `[m, d]`, none longer than `clip`."""
-    m = len(rows.y)
-    if m == 0:
-        return w.new_zeros(0, len(w))
-    one = torch.ones(m, 1, dtype=w.dtype)
-    each = w.expand(m, -1).contiguous()
-    g = problem.loss.gradient(each, rows.x.unsqueeze(1), rows.y.unsqueeze(1), one)
-    return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
-
-
-def penalty(problem: Problem, w: Tensor) -> Tensor:
-    """The gradient of the regulariser alone, which no record enters and no noise need hide."""
-    nothing = replace(problem.rows[:, :1], weights=torch.zeros_like(problem.rows.weights[:, :1]))
-    return problem.gradient(w, nothing)

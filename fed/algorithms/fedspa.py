@@ -10,72 +10,40 @@ A new mask is not applied to the client's own weights: regrown weights come from
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from symprune import scores
-from symprune.fed.layer_masks import (
-    best_mask,
-    layer_ones,
-    prune_and_regrow,
-    random_mask,
-    spread,
-    values_on,
-)
-from symprune.fed.local_epochs import LocalEpochs, train
-from symprune.fed.mask_scores import calibration_rows, weight_scores
+from symprune.fed.layer_masks import best_mask, random_mask, search_step, spread, values_on
+from symprune.fed.mask_search import GROWTHS, local_scores, search_scores
+from symprune.fed.personal_masks import PersonalMasks
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    given,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
 
 SEARCHES = ("dst", "rsm", "score")
-GROWTHS = ("gradient", "random")
 
 
 @register
 @dataclass(frozen=True)
-class FedSpa(LocalEpochs):
+class FedSpa(PersonalMasks):
     """Personal sparse masks of constant density on one dense global model."""
 
     name = "fedspa"
     paper = "Achieving Personalized Federated Learning with Sparse Local Models, Algorithms 1-3"
     sends = "up: update on the mask, changed mask positions; down: model on the mask"
-    density: float = 0.5
-    allocation: str = "erk"
     search: str = "dst"
-    mask_score: str = "magnitude"
     prune_rate: float = 0.5
     anneal_rounds: int = 100
     grow: str = "gradient"
     exclude_pruned: bool = False
     different_masks: bool = False
-    search_batch: int = 128
-    layer_sizes: tuple[int, ...] | None = None
-    layer_ones: tuple[int, ...] | None = None
 
     def prepare(self, constants: Constants) -> Algorithm:
-        """How many weights of every tensor are kept: ERK or uniform at `density`."""
-        self.check_training()
         check(self.search in SEARCHES, f"fedspa: search {self.search!r} is none of {SEARCHES}.")
         check(self.grow in GROWTHS, f"fedspa: grow {self.grow!r} is none of {GROWTHS}.")
         check(0 <= self.prune_rate <= 1, f"fedspa: prune_rate {self.prune_rate} not in [0, 1].")
         check(self.anneal_rounds > 0, "fedspa: anneal_rounds must be positive.")
-        check(self.search_batch > 0, "fedspa: search_batch must be positive.")
-        scores.get(self.mask_score)
-        layout = constants.layout
-        ones = layer_ones(layout, self.density, self.allocation)
-        return replace(self, layer_sizes=tuple(layout.sizes), layer_ones=ones)
+        return super().prepare(constants)
 
     def annealed(self, turn: Turn) -> float:
         """`alpha_t = alpha_0/2 (1 + cos(pi t/(T-1)))`, zero from round T-1 on."""
@@ -85,7 +53,7 @@ class FedSpa(LocalEpochs):
     def first_masks(self, turn: Turn) -> Tensor:
         """The random start, which both sides make from the seed: `[C, d]`."""
         stream = turn.stream("mask") if self.different_masks else turn.shared("mask")
-        mask = random_mask(given(self.layer_sizes), given(self.layer_ones), stream)
+        mask = random_mask(self.layer_sizes, self.layer_ones, stream)
         return mask.expand(len(turn.clients), -1).contiguous()
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
@@ -106,19 +74,12 @@ class FedSpa(LocalEpochs):
     ) -> tuple[State, Message]:
         mask, before = client["mask"], client["mask"]
         if self.search == "score":
-            mask = self.pick(received["x"], problem, turn)
+            score = local_scores(received["x"], problem, turn, self.calibration)
+            mask = best_mask(score, self.layer_sizes, self.layer_ones)
             start = received["x"] * mask
         else:
             start = spread(mask, received["values"])
-        w = train(
-            problem,
-            start,
-            turn.stream("batch"),
-            epochs=self.epochs,
-            batch=self.batch,
-            step_size=self.step_size(turn),
-            mask=mask,
-        )
+        w = self.trained(problem, start, turn, turn.stream("batch"), mask=mask)
         update: Message = {"update": values_on(mask, start - w)}
         if self.search == "rsm":
             return client, update
@@ -126,33 +87,13 @@ class FedSpa(LocalEpochs):
         # The papers' count leaves the masks out; the bytes have them.
         return {"mask": after}, {**update, "changed": Sent(before ^ after, bits=0)}
 
-    def pick(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
-        """Each client's highest-scoring weights of the dense model `x`."""
-        rows = calibration_rows(problem, turn.stream("search"), self.search_batch)
-        score = weight_scores(self.mask_score, problem, x, rows, turn.stream("score"))
-        return best_mask(score, given(self.layer_sizes), given(self.layer_ones))
-
     def next_mask(self, mask: Tensor, w: Tensor, problem: Problem, turn: Turn) -> Tensor:
-        """Algorithm 2: in every sparse layer the `ceil(alpha_t ones)` lowest scores go, and as many
-        weights with the largest dense gradient (or any, `grow="random"`) come."""
+        """Algorithm 2, with the prune rate of this round."""
         rate = self.annealed(turn)
         if rate == 0:
             return mask
-        rows = calibration_rows(problem, turn.stream("search"), self.search_batch)
-        keep = weight_scores(self.mask_score, problem, w, rows, turn.stream("score"))
-        if self.grow == "gradient":
-            plain = replace(problem, l2=0.0, nonconvex=0.0)  # the penalty must not choose weights
-            come = plain.gradient(w, rows).abs()
-        else:
-            come = turn.stream("grow").uniform(w.shape[1])
-        sizes = list(given(self.layer_sizes))
-        parts = []
-        layers = zip(mask.split(sizes, 1), keep.split(sizes, 1), come.split(sizes, 1), strict=True)
-        for (m, k, g), ones in zip(layers, given(self.layer_ones), strict=True):
-            dense = ones == m.shape[1]
-            count = math.ceil(rate * ones)
-            parts.append(m if dense else prune_and_regrow(m, k, g, count, self.exclude_pruned))
-        return torch.cat(parts, 1)
+        keep, come = search_scores(w, problem, turn, self.calibration, self.grow)
+        return search_step(mask, keep, come, self.layer_sizes, rate, self.exclude_pruned)
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`w <- w - mean of updates`: over the clients, not over the masks that cover a weight."""
@@ -162,14 +103,3 @@ class FedSpa(LocalEpochs):
         covered = after if self.search == "score" else masks
         x = server["x"] - spread(covered, replies["update"]).mean(0)
         return {"x": x, "masks": server["masks"].index_copy(0, turn.clients, after)}
-
-    def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
-        return client["mask"] * server["x"]
-
-    def metrics(self, server: State, client: State) -> dict[str, float]:
-        """Kept share of all weights, and how much of their masks two clients have in common."""
-        mask = client["mask"].double()
-        kept = mask.sum() / len(mask)
-        held = mask.sum(0)
-        pairs = (held * (held - 1)).sum() / max(len(mask) * (len(mask) - 1), 1)
-        return {"density": float(kept / mask.shape[1]), "mask_overlap": float(pairs / kept)}

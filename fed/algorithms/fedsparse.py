@@ -15,12 +15,7 @@ from torch import Tensor
 
 from symprune.fed.em_clients import server_rate
 from symprune.fed.gated import Gated
-from symprune.fed.gates import (
-    gate_logit,
-    initial_threshold,
-    server_directions,
-    threshold_slope,
-)
+from symprune.fed.gates import gate_logit, initial_threshold, server_directions, threshold_slope
 from symprune.fed.problem import Constants
 from symprune.fed.protocol import Algorithm, Received, State, Turn, check, register
 from symprune.fed.server_optimizers import ascend, moments

@@ -27,8 +27,9 @@ class DCGD(Algorithm):
     def prepare(self, constants: Constants) -> Algorithm:
         """gamma = 1 / (L (1 + omega/n)), the step that is safe for unbiased compression."""
         if self.gamma is not None:
-            check(self.gamma > 0, f"gamma = {self.gamma} must be positive.")
+            check(self.gamma > 0, f"{self.name}: gamma = {self.gamma} must be positive.")
             return self
+        check(constants.known, f"{self.name} needs gamma: the problem's smoothness is unknown.")
         omega = parse(self.compressor).constants(constants.dimension).omega
         noise = constants.L_max * omega / constants.clients
         return replace(self, gamma=1 / (constants.L_f + noise))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.em_clients import EMMethod, remember
+from symprune.fed.local import soft_threshold
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
 
@@ -37,7 +38,7 @@ class FedMedian(EMMethod):
         for _ in range(self.epochs):
             for rows, active in problem.epoch(stream, self.batch):
                 moved = away - self.lr * problem.gradient(x + away, rows)
-                shrunk = moved.sign() * (moved.abs() - self.lr * self.pull).clamp_min(0)
+                shrunk = soft_threshold(moved, self.lr * self.pull)
                 away = torch.where(active.unsqueeze(1), shrunk, away)
         return remember(client, x + away), {"change": away}
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.proxskip import ProxSkip
 from symprune.fed.compressors import top_k
-from symprune.fed.protocol import State, given, kept, register
+from symprune.fed.protocol import State, kept, register
 
 PAPER = "Prune at the clients, not the server"
 
@@ -103,23 +102,3 @@ class ServerPruningModified(FinalTopK):
 
     def on_receipt(self, w: Tensor) -> Tensor:
         return self.prune(w)
-
-
-@register
-@dataclass(frozen=True)
-class RandProxL1(FinalTopK):
-    """RandProx with an l1 penalty: soft-thresholding after every local step (federated lasso)."""
-
-    name = "randprox-l1"
-    paper = f"{PAPER}, section 2.3 (RandProx-l1)"
-    sends = "up: soft-thresholded model; down: mean model"
-    sparsity: float = 0.0
-    l1: float = 1e-3
-
-    def after_step(self, what: Tensor) -> Tensor:
-        """prox of gamma * l1 * ||.||_1; the paper gives no pseudo-code, this is Sparse-ProxSkip-
-        Local with the l1 prox in place of TopK, and reaches the lasso solution."""
-        return what.sign() * (what.abs() - given(self.gamma) * self.l1).clamp_min(0)
-
-    def upload_bits(self, what: Tensor) -> int | Tensor | None:
-        return 32 * torch.count_nonzero(what, dim=1)

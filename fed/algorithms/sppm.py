@@ -16,6 +16,7 @@ from symprune.fed.cohorts import SOLVER, CohortMethod, averaged
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
 from symprune.fed.prox_solvers import HUB_SOLVERS, Curvature, ProxSolver
+from symprune.fed.prox_workers import Worker, train_near
 from symprune.fed.sampling import Sampling
 
 WORKERS = ("local-sgd", "local-adam")
@@ -76,7 +77,8 @@ class SPPM(CohortMethod):
         z = received["z"]
         if self.solver in WORKERS:
             x = torch.where(received["first"].view(-1, 1), z, client["x"])
-            return {"x": x}, {"w": self._train(x, z, problem, turn)}
+            near = train_near(problem, x, z, self.worker, turn.stream("batch"))
+            return {"x": x}, {"w": near}
         reply: Message = {"g": problem.gradient(z)}
         if self.solver in VALUE_NEEDED:
             reply["f"] = problem.value(z).unsqueeze(1)
@@ -95,6 +97,13 @@ class SPPM(CohortMethod):
             value = value + weights @ replies["f"].squeeze(1)
         return self._solver(self._curvature(sampling, cohort)).tell(hub, value, gradient)
 
+    @property
+    def worker(self) -> Worker:
+        """The step is the same for everyone, or clients with a larger one would count for more."""
+        step = self.step or 1 / (max(self.L or (1.0,)) + 1 / self.gamma)
+        adam = self.solver == "local-adam"
+        return Worker(self.gamma, step, self.local_steps, self.batch, adam)
+
     def _solver(self, known: Curvature) -> ProxSolver:
         if self.solver == "lbfgs":
             return HUB_SOLVERS["lbfgs"](known, min(MEMORY, self.local_rounds))
@@ -109,22 +118,3 @@ class SPPM(CohortMethod):
         L = float(weights @ torch.tensor(self.L, dtype=torch.float64)[cohort]) + 1 / self.gamma
         mu = float(weights @ torch.tensor(self.mu, dtype=torch.float64)[cohort]) + 1 / self.gamma
         return Curvature(self.step or 1 / L, L / mu if mu > 0 else 1.0)
-
-    def _train(self, x: Tensor, z: Tensor, problem: Problem, turn: Turn) -> Tensor:
-        """`local_steps` steps on `f_i + ||. - x||^2 / (2 gamma)` from z. The hub makes the weights
-        of the models sum to 1, so the pull to x is exact when those of the sampling do. The step is
-        the same for everyone, or clients with a larger one would count for more."""
-        stream, w = turn.stream("batch"), z
-        step = self.step or 1 / (max(self.L or (1.0,)) + 1 / self.gamma)
-        first, second = torch.zeros_like(w), torch.zeros_like(w)
-        for number in range(1, self.local_steps + 1):
-            rows = None if self.batch is None else problem.batch(stream, self.batch)
-            g = problem.gradient(w, rows) + (w - x) / self.gamma
-            if self.solver == "local-sgd":
-                w = w - step * g
-                continue
-            first = 0.9 * first + 0.1 * g
-            second = 0.999 * second + 0.001 * g.square()
-            size = (second / (1 - 0.999**number)).sqrt() + 1e-8
-            w = w - step * (first / (1 - 0.9**number)) / size
-        return w

@@ -9,60 +9,35 @@ pruning engine may choose what goes (`mask_score`); the paper's is magnitude.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from symprune import scores
-from symprune.fed.layer_masks import layer_ones, spread
-from symprune.fed.local_epochs import LocalEpochs, train
-from symprune.fed.mask_scores import calibration_rows, weight_scores
+from symprune.fed.layer_masks import pack, shrink, unpack
+from symprune.fed.mask_search import local_scores
+from symprune.fed.personal_masks import PersonalMasks
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    given,
-    register,
-)
-from symprune.masks import drop_lowest
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
 
 
 @register
 @dataclass(frozen=True)
-class SubFedAvg(LocalEpochs):
+class SubFedAvg(PersonalMasks):
     """Personal masks that shrink from dense to a target, each weight averaged by its keepers."""
 
     name = "sub-fedavg"
-    paper = (
-        "Vahidian et al.: Personalized federated learning by structured and unstructured pruning"
-    )
+    paper = "Vahidian et al.: Personalized FL by structured and unstructured pruning"
     sends = "up: model on the new mask, pruned positions; down: model on the mask"
-    density: float = 0.5
+    allocation: str = "uniform"
     prune_step: float = 0.05
     min_accuracy: float = 0.5
     min_distance: float = 1e-4
-    mask_score: str = "magnitude"
-    search_batch: int = 128
-    layer_sizes: tuple[int, ...] | None = None
-    layer_ones: tuple[int, ...] | None = None
 
     def prepare(self, constants: Constants) -> Algorithm:
-        """Every layer ends at the same density."""
-        self.check_training()
         check(self.epochs >= 1, "sub-fedavg: epochs must be at least 1.")
         check(0 < self.prune_step <= 1, f"sub-fedavg: prune_step {self.prune_step} not in (0, 1].")
-        check(self.search_batch > 0, "sub-fedavg: search_batch must be positive.")
-        scores.get(self.mask_score)
-        layout = constants.layout
-        ones = layer_ones(layout, self.density, "uniform")
-        return replace(self, layer_sizes=tuple(layout.sizes), layer_ones=ones)
+        return super().prepare(constants)
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         return {"x": x0, "masks": torch.ones(turn.n, len(x0), dtype=torch.bool)}
@@ -78,60 +53,25 @@ class SubFedAvg(LocalEpochs):
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         mask, stream = client["mask"], turn.stream("batch")
-        w = _together(mask, received["values"])
-        rows = calibration_rows(problem, turn.stream("search"), self.search_batch)
-        candidates = []
+        w = unpack(mask, received["values"])
+        sizes, target, candidates = self.layer_sizes, self.layer_ones, []
         for epochs in (1, self.epochs - 1):
-            w = train(
-                problem,
-                w,
-                stream,
-                epochs=epochs,
-                batch=self.batch,
-                step_size=self.step_size(turn),
-                mask=mask,
-            )
-            score = weight_scores(self.mask_score, problem, w, rows, turn.stream("score"))
-            candidates.append(self.pruned(mask, score))
+            w = self.trained(problem, w, turn, stream, epochs=epochs, mask=mask)
+            score = local_scores(w, problem, turn, self.calibration)
+            candidates.append(shrink(mask, score, sizes, target, self.prune_step))
         moved = (candidates[0] ^ candidates[1]).double().mean(1) > self.min_distance
         ready = moved & (_accuracy(problem, w) > self.min_accuracy)
         after = torch.where(ready.unsqueeze(1), candidates[1], mask)
-        values = [row[kept] for row, kept in zip(w, after, strict=True)]
-        return {"mask": after}, {"values": Sent(values), "pruned": Sent(mask ^ after, bits=0)}
-
-    def pruned(self, mask: Tensor, score: Tensor) -> Tensor:
-        """Every client's mask without the lowest 5 % of each layer, not beyond the target."""
-        sizes = list(given(self.layer_sizes))
-        parts = []
-        for m, s, target in zip(
-            mask.split(sizes, 1), score.split(sizes, 1), given(self.layer_ones), strict=True
-        ):
-            rows = []
-            for own, rated in zip(m, s.masked_fill(~m, torch.inf), strict=True):
-                active = int(own.sum())
-                count = min(math.ceil(self.prune_step * active), max(active - target, 0))
-                rows.append(own & drop_lowest(rated, count))
-            parts.append(torch.stack(rows))
-        return torch.cat(parts, 1)
+        values = Sent(pack(after, w))
+        return {"mask": after}, {"values": values, "pruned": Sent(mask ^ after, bits=0)}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The mean over those who kept a weight; without keepers it stays as it is."""
         after = server["masks"][turn.clients] ^ replies["pruned"]
-        total = _together(after, replies["values"]).sum(0)
+        total = unpack(after, replies["values"]).sum(0)
         keepers = after.sum(0)
         x = torch.where(keepers > 0, total / keepers.clamp_min(1), server["x"])
         return {"x": x, "masks": server["masks"].index_copy(0, turn.clients, after)}
-
-    def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
-        return client["mask"] * server["x"]
-
-    def metrics(self, server: State, client: State) -> dict[str, float]:
-        return {"density": float(client["mask"].double().mean())}
-
-
-def _together(mask: Tensor, values: Tensor | list[Tensor]) -> Tensor:
-    """Ragged values on their masks as `[C, d]`."""
-    return spread(mask, torch.cat([v.flatten() for v in values]))
 
 
 def _accuracy(problem: Problem, w: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.cli import app
+from symprune.fed.protocol import options_of
 
 runner = CliRunner()
 
@@ -49,9 +50,46 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert history("--rounds", "4", "--checkpoint", file) == history("--rounds", "4", "--quiet")
 
 
-def test_the_list_names_every_algorithm() -> None:
-    text = invoke("list")
-    assert all(name[:12] in text for name in ALGORITHMS)
+@pytest.fixture(scope="module")
+def listed() -> str:
+    """What `fed list` prints, in one line per algorithm."""
+    result = runner.invoke(app, ["list"], env={"COLUMNS": "1500"})
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_list_has_every_algorithm_with_its_paper_and_what_it_sends(
+    name: str, listed: str
+) -> None:
+    cls = ALGORITHMS[name]
+    assert f" {name} " in listed
+    assert cls.paper in listed and cls.sends in listed
+    options = ", ".join(options_of(cls))
+    assert options in listed
+
+
+def test_the_list_offers_only_what_a_user_can_choose(listed: str) -> None:
+    words = {word.strip(",│ ") for word in listed.split()}
+    assert not words & {"shapes", "names", "layer_sizes", "layer_ones", "mu"}
+    assert {"sparsity", "compressor", "mask_score", "cohort_size", "gamma"} <= words
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_runs_from_the_command_line_and_resumes(name: str, tmp_path: Path) -> None:
+    def run(rounds: int, *more: str) -> list[dict[str, float]]:
+        invoke(
+            *("run", "--algorithm", name, "--split", "class:2", "--clients", "4", "--quiet"),
+            *("--rounds", str(rounds), "--l2", "0.1", "--output", str(tmp_path), *more),
+        )
+        return json.loads((tmp_path / "history.json").read_text())["history"]
+
+    file = str(tmp_path / "run.safetensors")
+    run(1, "--checkpoint", file)
+    history = run(2, "--checkpoint", file)
+    assert history == run(2)
+    assert [record["round"] for record in history] == [0, 1, 2]
+    assert "accuracy" in history[-1] and "bytes_up" in history[-1]
 
 
 def test_a_comparison_tunes_tabulates_and_plots(tmp_path: Path) -> None:
@@ -85,6 +123,12 @@ algorithms:
         (("--algorithm", "gd", "--set", "gamma=fast"), "gamma = 'fast'"),
         (("--algorithm", "gd", "--set", "gamma=1e35", "--quiet"), "smaller step"),
         (("--algorithm", "ef-bv", "--compressor", "top-k:9999"), "k = 9999"),
+        (("--algorithm", "fedspa", "--set", "layer_ones=[1, 2]"), "layer_ones from the problem"),
+        (("--algorithm", "gd", "--model", "mlp"), "gd needs gamma"),
+        (("--algorithm", "scafflix", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
+        (("--algorithm", "flix-gd", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
+        (("--algorithm", "gd", "--output", "/dev/null/x"), "/dev/null/x cannot be made"),
+        (("--algorithm", "gd", "--rounds", "1", "--checkpoint", "/dev/null/x"), "be written"),
     ],
 )
 def test_bad_input_is_one_sentence_that_names_the_culprit(

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.ef_bv import EF21, EFBV, largest_step, remainder
+from symprune.fed.algorithms.ef21_diana import EF21
+from symprune.fed.algorithms.ef_bv import EFBV
 from symprune.fed.compressors import Comp, best_scaling, top_k
 from symprune.fed.data import breast_cancer
+from symprune.fed.ef_bv_theory import largest_step, remainder
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import State
 from symprune.fed.reference import minimise

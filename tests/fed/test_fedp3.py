@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from symprune.fed.algorithms.fedp3 import FedP3
 from symprune.fed.data import Dataset, load
 from symprune.fed.exchange import Parcel
 from symprune.fed.layer_subsets import (
+    aggregation_weights,
     assign,
     by_weight,
     layer_numbers,
@@ -203,11 +203,11 @@ def test_layer_weights_add_up_to_one_and_attention_contains_the_others() -> None
 
 
 def test_attention_listens_more_to_small_updates(problem: Problem) -> None:
-    algorithm = prepared(problem, aggregation="attention", layers="full")
+    shapes, owned = problem.layout.shapes, torch.ones(2, 4, dtype=torch.bool)
     update = torch.ones(2, problem.dimension) * torch.tensor([[0.01], [0.1]])
-    alpha = algorithm.weights(update, torch.ones(2, 4, dtype=torch.bool))
+    alpha = aggregation_weights("attention", owned, update, shapes, 1.0)
     assert bool((alpha[0] > alpha[1]).all())
-    cold = replace(algorithm, temperature=1e6).weights(update, torch.ones(2, 4, dtype=torch.bool))
+    cold = aggregation_weights("attention", owned, update, shapes, 1e6)
     assert torch.allclose(cold, torch.full((2, 4), 0.5).double(), atol=1e-5)
 
 
