@@ -36,6 +36,7 @@ class FedAvg(Algorithm):
     name = "fedavg"
     paper = "McMahan et al.: Communication-efficient learning of deep networks"
     sends = "up: local model; down: mean model"
+    replies = ("w",)
     gamma: float | None = None
     p: float | None = 0.1
     batch: int | None = None

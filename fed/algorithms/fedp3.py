@@ -30,6 +30,7 @@ from symprune.fed.layer_subsets import (
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    Like,
     Message,
     Received,
     Sent,
@@ -140,6 +141,10 @@ class FedP3(Algorithm):
         alpha = by_weight(self.weights(u - x, owned), self.model_shapes).to(x.dtype)
         mean = (alpha * u).sum(0)
         return {**server, "x": torch.where(mine.any(0), mean, x)}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        mine = by_weight(server["owned"][turn.clients], self.model_shapes)
+        return {"layers": Like(server["x"].dtype, (int(mine.sum()),))}
 
     def weights(self, update: Tensor, owned: Tensor) -> Tensor:
         """alpha `[C, layers]`: equal (simple), by the number of layers a client trains (weighted),

@@ -23,6 +23,7 @@ from symprune.fed.privacy import closed_form_multiplier, noise_multiplier
 from symprune.fed.problem import Constants, Problem, Rows
 from symprune.fed.protocol import (
     Algorithm,
+    Like,
     Message,
     Received,
     Sent,
@@ -59,10 +60,16 @@ class PermutationUpload(Algorithm):
         return {"u": Sent([row[own] for row, own in zip(u, chosen, strict=True)])}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        """`w <- (1/n) sum_i S_i u_i`: each coordinate is its owner's."""
+        """`w <- (1/n) sum_i S_i u_i`: each coordinate is its owner's; it stays without a reply."""
         chosen = self.sent(len(server["x"]), turn)
         u = spread(chosen, torch.cat([v.flatten() for v in replies["u"]]))
-        return {"x": u.sum(0) if self.sketch else u.mean(0)}
+        if not self.sketch:
+            return {"x": u.mean(0)}
+        return {"x": torch.where(chosen.any(0), u.sum(0), server["x"])}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        chosen = self.sent(len(server["x"]), turn)
+        return {"u": Like(server["x"].dtype, (int(chosen.sum()),))}
 
 
 @register

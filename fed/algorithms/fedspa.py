@@ -29,6 +29,7 @@ from symprune.fed.mask_scores import calibration_rows, weight_scores
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    Like,
     Message,
     Received,
     Sent,
@@ -159,9 +160,24 @@ class FedSpa(LocalEpochs):
         masks = server["masks"][turn.clients]
         changed = replies.get("changed")
         after = masks if changed is None else masks ^ changed
+        ones = [part.sum(1) for part in after.split(list(given(self.layer_sizes)), 1)]
+        whole = all(bool((o == k).all()) for o, k in zip(ones, given(self.layer_ones), strict=True))
+        check(whole, "fedspa: a client's mask changed its number of weights.")
         covered = after if self.search == "score" else masks
         x = server["x"] - spread(covered, replies["update"]).mean(0)
         return {"x": x, "masks": server["masks"].index_copy(0, turn.clients, after)}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        like = {"update": Like(server["x"].dtype, (sum(given(self.layer_ones)),))}
+        if self.search != "rsm":
+            like["changed"] = Like(torch.bool, tuple(server["x"].shape))
+        return like
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"mask": server["masks"]}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"mask": memory["mask"] ^ replies["changed"]} if "changed" in replies else memory
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         return client["mask"] * server["x"]

@@ -36,6 +36,7 @@ class ProxSkip(Algorithm):
     name = "proxskip"
     paper = "Prune at the clients, not the server, Algorithm 1 (ProxSkip/Scaffnew)"
     sends = "up: local model, dense; down: mean model"
+    replies = ("what",)
     gamma: float | None = None
     p: float | None = None
     batch: int | None = None
@@ -105,6 +106,14 @@ class ProxSkip(Algorithm):
         pending = torch.zeros_like(server["pending"])
         pending[turn.clients] = True
         return {"x": self.after_mean(replies["what"].mean(0)), "pending": pending}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        zero = torch.zeros(turn.n, *server["x"].shape, dtype=server["x"].dtype)
+        return {"h": zero, "what": zero, "pending": torch.zeros(turn.n, dtype=torch.bool)}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        pending = torch.ones_like(memory["pending"])
+        return {**memory, "what": replies["what"], "pending": pending}
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """`||sum h_i|| / mean ||h_i||`, zero up to rounding when the method is sound."""

@@ -78,6 +78,7 @@ class FlixGD(Flix):
     name = "flix-gd"
     paper = "FLIX (thesis chapter 3), solved by distributed gradient descent"
     sends = "up: alpha_i grad f_i(xt_i); down: x"
+    replies = ("g",)
     eta: float | None = None
 
     def prepare(self, constants: Constants) -> Algorithm:
@@ -107,6 +108,7 @@ class Scafflix(Flix):
     name = "scafflix"
     paper = "Scafflix (thesis chapter 3), Algorithm 2, Theorem 3.3.4"
     sends = "up: (alpha_i^2/gamma_i) local model; down: weighted mean"
+    replies = ("xhat",)
     gamma: PerClient | None = None
     p: float | None = None
     batch: int | None = None
@@ -177,6 +179,15 @@ class Scafflix(Flix):
         pending[turn.clients] = True
         x = replies["xhat"].sum(0) / (alpha.square() / gamma).sum()
         return {"x": x, "pending": pending}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        zero = torch.zeros(turn.n, *server["x"].shape, dtype=server["x"].dtype)
+        return {"h": zero, "xhat": zero, "pending": torch.zeros(turn.n, dtype=torch.bool)}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        alpha, gamma = self.scales(turn, memory["h"])
+        xhat = replies["xhat"] / (alpha.square() / gamma)
+        return {**memory, "xhat": xhat, "pending": torch.ones_like(memory["pending"])}
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """`||sum alpha_i h_i||`, zero up to rounding."""

@@ -20,7 +20,18 @@ from symprune.fed.graphs import SPACES, components, nearest_neighbours, sketch, 
 from symprune.fed.network_lasso import NORMS, fusion, network_lasso_prox
 from symprune.fed.placement import Placement, make_placement
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    MAX_SKETCH,
+    Algorithm,
+    Like,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    register,
+)
 
 
 @register
@@ -139,7 +150,9 @@ class SimilarityNetwork(Algorithm):
         slower = sqrt(turn.number + 1) if self.decay else 1.0
         x = server["x"] - self.eta / slower * place.shared_gradient(g).mean(0)
         eta = self.eta_personal / slower
-        target = server["z"] - eta / turn.n * place.personal_gradient(g)
+        own = torch.zeros_like(server["z"])  # who did not reply keeps its place
+        own = own.index_copy(0, turn.clients, place.personal_gradient(g))
+        target = server["z"] - eta / turn.n * own
         z, split, multiplier = network_lasso_prox(
             target,
             server["edges"],
@@ -151,6 +164,15 @@ class SimilarityNetwork(Algorithm):
             steps=self.admm_steps,
         )
         return {**server, "x": x, "z": z, "split": split, "multiplier": multiplier}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        model = self.model(server)
+        if self.sketching(turn):
+            return {"sketch": Like(model.dtype, None, MAX_SKETCH)}
+        return {"g": Like(model.dtype, tuple(model.shape))}
+
+    def needs_everyone(self, turn: Turn) -> bool:
+        return self.sketching(turn)
 
     def model(self, server: State) -> Tensor:
         """The shared part with the mean personal part."""

@@ -22,6 +22,7 @@ from symprune.fed.mask_scores import calibration_rows, weight_scores
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    Like,
     Message,
     Received,
     Sent,
@@ -117,10 +118,22 @@ class SubFedAvg(LocalEpochs):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The mean over those who kept a weight; without keepers it stays as it is."""
         after = server["masks"][turn.clients] ^ replies["pruned"]
+        regrown = bool((replies["pruned"] & after).any())
+        check(not regrown, "sub-fedavg: a client pruned weights that it did not have.")
         total = _together(after, replies["values"]).sum(0)
         keepers = after.sum(0)
         x = torch.where(keepers > 0, total / keepers.clamp_min(1), server["x"])
         return {"x": x, "masks": server["masks"].index_copy(0, turn.clients, after)}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        d = len(server["x"])
+        return {"values": Like(server["x"].dtype, None, d), "pruned": Like(torch.bool, (d,))}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"mask": server["masks"]}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"mask": memory["mask"] ^ replies["pruned"]}
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         return client["mask"] * server["x"]
@@ -131,6 +144,8 @@ class SubFedAvg(LocalEpochs):
 
 def _together(mask: Tensor, values: Tensor | list[Tensor]) -> Tensor:
     """Ragged values on their masks as `[C, d]`."""
+    fits = all(v.numel() == int(m.sum()) for v, m in zip(values, mask, strict=True))
+    check(fits, "sub-fedavg: a message has not as many values as its mask.")
     return spread(mask, torch.cat([v.flatten() for v in values]))
 
 
