@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from symprune.errors import SympruneError
@@ -55,6 +56,17 @@ class Outcome:
     @property
     def model(self) -> Tensor:
         return self.algorithm.model(self.server)
+
+    def write(self, folder: Path, problem: Problem) -> None:
+        """The model by its tensors' names and the history, for people and programs."""
+        parts = problem.layout.split(self.model)
+        tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+        save_file(tensors, folder / "model.safetensors")
+        content = {"algorithm": repr(self.algorithm), "problem": problem.name}
+        text = json.dumps({**content, "history": self.history}, indent=1)
+        beside = folder / ".history.json.part"
+        beside.write_text(text)
+        os.replace(beside, folder / "history.json")
 
 
 def serve(
