@@ -1,4 +1,4 @@
-"""`symprune fed`: run one algorithm, list them all, compare several. No logic of its own."""
+"""`symprune fed`: run one algorithm, list, compare, deploy them. No logic of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.table import Table
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS
+from symprune.fed.cli_deploy import deploy
 from symprune.fed.compare import Entry, Line, Setting, run_entry, summary
+from symprune.fed.options import parse_options
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import choose, options_of
 from symprune.fed.pruning.command import prune
@@ -25,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(prune)
+app.command()(deploy)
 console = Console()
 
 
@@ -63,7 +66,7 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
-    options = _options(option or [])
+    options = parse_options(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
     if compressor is not None:
@@ -173,27 +176,6 @@ def _plan(file: Path) -> dict[str, Any]:
         entries.append(entry)
     plan["algorithms"] = entries
     return plan
-
-
-def _options(pairs: list[str]) -> dict[str, Any]:
-    """`name=value` pairs; values are read as YAML: 0.1, true, [0.1, 0.5] are what they seem."""
-    options = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise SympruneError(f"--set {pair!r} is not of the form name=value.")
-        value = yaml.safe_load(text)
-        if isinstance(value, str):  # YAML reads 1e-3 as text
-            value = _number(value)
-        options[name.strip().replace("-", "_")] = value
-    return options
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _optimum(problem: Problem) -> Any:

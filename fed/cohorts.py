@@ -15,7 +15,17 @@ from torch import Tensor
 
 from symprune.fed.losses import against
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, filled
+from symprune.fed.protocol import (
+    MAX_SKETCH,
+    Algorithm,
+    Like,
+    Message,
+    Received,
+    State,
+    Turn,
+    check,
+    filled,
+)
 from symprune.fed.sampling import CLUSTERED, SAMPLINGS, Sampling, cluster, make_sampling
 
 SKETCHES = ("features", "labels", "gradient")
@@ -144,6 +154,14 @@ class CohortMethod(Algorithm):
             return {**state, **_hidden(solved)}
         x = solved["ahead" if self.counts_questions else "accepted"]
         return {**state, "x": x, "asked": torch.zeros_like(asked), **_hidden(self.begin(x))}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        if self.needs_everyone(turn):
+            return {"sketch": Like(server["x"].dtype, None, MAX_SKETCH)}
+        return super().reply_like(server, turn)
+
+    def needs_everyone(self, turn: Turn) -> bool:
+        return self.sketched and turn.number == 0
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """Cost `c1 * local rounds + c2 * global rounds`; the thesis counts solver iterations in

@@ -45,6 +45,10 @@ class ControlVariates(SampledClients):
         """A client's state after its work: h_i will be measured against `sent`."""
         return {**client, "sent": sent, "pending": torch.ones_like(client["pending"])}
 
+    def memory(self, server: State, turn: Turn) -> State:
+        zero = torch.zeros(turn.n, *server["x"].shape, dtype=server["x"].dtype)
+        return {"h": zero, "sent": zero, "pending": torch.zeros(turn.n, dtype=torch.bool)}
+
     def averaged(self, server: State, x: Tensor, turn: Turn) -> State:
         """The server's state with the new mean, which the clients of the turn wait for."""
         pending = torch.zeros_like(server["pending"])

@@ -17,7 +17,7 @@ from symprune.fed.em_clients import GroupedWeights, remember
 from symprune.fed.gates import hard_concrete, open_chance, penalty_slope
 from symprune.fed.losses import sigmoid
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check
+from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn, check
 
 DATA_SCALES = ("mean", "sum")
 
@@ -82,6 +82,10 @@ class Gated(GroupedWeights):
         message: Message = {"z": z[:, alive], "w": Sent([w[i, sent[i]] for i in range(count)])}
         return remember(client, w), message
 
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        x, alive = server["x"], int(server["alive"].sum())
+        return {"z": Like(torch.bool, (alive,)), "w": Like(x.dtype, None, len(x))}
+
     def pruned(self, server: State) -> State:
         """Groups whose gate is open with too small a chance die; the dead are exactly zero."""
         alive = server["alive"]
@@ -115,6 +119,8 @@ class Gated(GroupedWeights):
         sent = self.groups.spread(z).bool()
         w_s = torch.zeros(len(received), len(server["x"]), dtype=server["x"].dtype)
         for i, values in enumerate(replies["w"]):
+            fits = values.numel() == int(sent[i].sum())
+            check(fits, f"{self.name}: a reply has not one weight behind every open gate.")
             w_s[i, sent[i]] = values
         return z.to(w_s.dtype), sent.to(w_s.dtype), w_s
 

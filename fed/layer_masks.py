@@ -151,4 +151,7 @@ def pack(mask: Tensor, w: Tensor) -> list[Tensor]:
 
 def unpack(mask: Tensor, values: Tensor | list[Tensor]) -> Tensor:
     """The inverse of `pack`, `[C, d]`."""
+    fits = all(v.numel() == int(m.sum()) for v, m in zip(values, mask, strict=True))
+    if not fits:
+        raise SympruneError("A message has not as many values as its mask.")
     return spread(mask, torch.cat([v.flatten() for v in values]))

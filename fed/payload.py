@@ -134,7 +134,7 @@ def encode_message(fields: Mapping[str, Tensor], table: frozenset[str] = frozens
 
 
 def decode_message(data: bytes, max_values: int = MAX_VALUES) -> dict[str, Tensor]:
-    """The named tensors of `encode_message`."""
+    """The named tensors of `encode_message`; `max_values` is for all of them together."""
     fields: dict[str, Tensor] = {}
     count, at = _read_varint(data, 0)
     for _ in range(count):
@@ -144,6 +144,7 @@ def decode_message(data: bytes, max_values: int = MAX_VALUES) -> dict[str, Tenso
         except UnicodeDecodeError:
             raise SympruneError("A message has a field whose name is not text.") from None
         fields[name], at = decode_at(data, at + length, max_values)
+        max_values -= fields[name].numel()
     if at != len(data) or len(fields) != count:
         raise SympruneError("A message has bytes too many or a field twice.")
     return fields

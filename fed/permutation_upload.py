@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.layer_masks import pack, unpack
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn
+from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,13 @@ class PermutationUpload(Algorithm):
         return {"u": Sent(pack(chosen, u))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        """`w <- (1/n) sum_i S_i u_i`: each coordinate is its owner's."""
+        """`w <- (1/n) sum_i S_i u_i`: each coordinate is its owner's; it stays without a reply."""
         chosen = self.sent(len(server["x"]), turn)
         u = unpack(chosen, replies["u"])
-        return {"x": u.sum(0) if self.sketch else u.mean(0)}
+        if not self.sketch:
+            return {"x": u.mean(0)}
+        return {"x": torch.where(chosen.any(0), u.sum(0), server["x"])}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        chosen = self.sent(len(server["x"]), turn)
+        return {"u": Like(server["x"].dtype, (int(chosen.sum()),))}

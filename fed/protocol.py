@@ -7,6 +7,7 @@ so who runs where, in which order, and after which restart does not change a bit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -20,6 +21,7 @@ from symprune.fed.randomness import Stream
 
 T = TypeVar("T")
 State = dict[str, Tensor]
+MAX_SKETCH = 1 << 20  # numbers a client may tell about itself once
 Received = dict[str, Any]  # name -> stacked rows [C, ...], or a list of C tensors if sent ragged
 
 
@@ -38,6 +40,20 @@ class Sent:
 
 
 Message = dict[str, "Tensor | Sent"]
+
+
+@dataclass(frozen=True)
+class Like:
+    """What one field of a client's reply must be. Without a shape it is a list of up to `most`
+    values whose number the reply itself decides; `server_step` must then check that it fits."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+    most: int = 0
+
+    @property
+    def values(self) -> int:
+        return self.most if self.shape is None else math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,7 @@ class Algorithm:
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     sends: ClassVar[str] = ""
+    replies: ClassVar[tuple[str, ...]] = ()  # fields of a reply that are vectors like the model
 
     def prepare(self, constants: Constants) -> Algorithm:
         """Fill in what was left None (step sizes, ...) from the problem's constants."""
@@ -119,6 +136,25 @@ class Algorithm:
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """Numbers of the algorithm's own for the history."""
         return {}
+
+    # Across machines: what a reply may be, who must reply, and what survives a client's disk.
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        """What the reply of the one client of the turn must look like."""
+        model = self.model(server)
+        return {name: Like(model.dtype, tuple(model.shape)) for name in self.replies}
+
+    def needs_everyone(self, turn: Turn) -> bool:
+        """Whether the turn makes no sense without the replies of the whole cohort."""
+        return False
+
+    def memory(self, server: State, turn: Turn) -> State:
+        """The fields of the clients' states that the server can follow from what crosses the wire,
+        one row per client, before the first turn. A client that lost its disk gets them back."""
+        return {}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        """What `client_step` makes of the followed fields; `listen` is applied to them as it is."""
+        return memory
 
 
 @dataclass(frozen=True)

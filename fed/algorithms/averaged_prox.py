@@ -26,6 +26,7 @@ class FedProxSPPM(CohortMethod):
     name = "fedprox-sppm"
     paper = "Cohort Squeeze (thesis appendix D.2.4), Algorithm 12: FedProx-SPPM-AS"
     sends = "up: proximal point; down: point"
+    replies = ("w",)
     tolerance: float = 1e-6  # on the gradient norm of a client's proximal problem
     max_steps: int = 500  # of the client's accelerated gradient method
 
@@ -100,3 +101,9 @@ class FedAvgSPPM(FedProxSPPM):
         beta = 1 / (1 / self.alpha + 1 / self.gamma)
         anchor = beta * (x / self.gamma + z / self.alpha)
         return {"x": x}, {"w": self.local_prox(anchor, z, beta, problem, turn)}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"x": server["x"].expand(turn.n, -1)}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"x": torch.where(received["first"].view(-1, 1), received["z"], memory["x"])}

@@ -40,6 +40,7 @@ class EFBV(SampledClients):
     name = "ef-bv"
     paper = "EF-BV (thesis chapter 2), Algorithm 1, Theorems 2.4.1 and 2.4.2"
     sends = "up: C(gradient - h_i); down: x"
+    replies = ("d",)
     compressor: str = "comp:1,0.5"
     lam: float | None = None
     nu: float | None = None
@@ -107,3 +108,9 @@ class EFBV(SampledClients):
         if self.l1:
             x = soft_threshold(x, given(self.gamma) * self.l1)
         return {"x": x, "h": server["h"] + self.lam * d}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"h": torch.zeros(turn.n, *server["h"].shape, dtype=server["h"].dtype)}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"h": memory["h"] + given(self.lam) * self.weight(turn) * replies["d"]}

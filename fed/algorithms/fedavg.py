@@ -33,6 +33,7 @@ class FedAvg(LocalSteps):
     name = "fedavg"
     paper = "McMahan et al.: Communication-efficient learning of deep networks"
     sends = "up: local model; down: mean model"
+    replies = ("w",)
     p: float | None = 0.1  # 1/p local steps a round on average
 
     def after_step(self, w: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from symprune.fed.local_epochs import LocalEpochs
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check, register
 from symprune.masks import keep_largest
 
 
@@ -24,6 +24,7 @@ class FedAvgEpochs(LocalEpochs):
     name = "fedavg-epochs"
     paper = "McMahan et al.: Communication-efficient learning of deep networks, Algorithm 1"
     sends = "up: update; down: model"
+    replies = ("update",)
 
     def update(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """`x - w_i` after local training from `x`."""
@@ -67,3 +68,7 @@ class Subsampling(FedAvgEpochs):
         mask = self.mask(len(server["x"]), turn)
         update = server["x"].new_zeros(mask.shape).masked_scatter(mask, replies["update"])
         return {"x": server["x"] - update.mean(0)}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        d = len(server["x"])
+        return {"update": Like(server["x"].dtype, (round(self.density * d),))}

@@ -19,6 +19,7 @@ from symprune.fed.layer_masks import spread, values_on
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    Like,
     Message,
     Received,
     Sent,
@@ -69,3 +70,6 @@ class FedDrop(FedOpt):
         mask = self.mask(turn)
         w = spread(mask, replies["values"])
         return self.stepped(server, torch.where(mask, w - server["x"], 0.0).sum(0))
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        return {"values": Like(server["x"].dtype, (int(self.mask(turn)[0].sum()),))}

@@ -26,6 +26,7 @@ class FedOpt(EMMethod):
     name = "fedopt"
     paper = "An EM Perspective on Federated Learning, section 2; Reddi et al.: Adaptive FedOpt"
     sends = "up: local model; down: model"
+    replies = ("w",)
     server_optimizer: str = "adam"
     server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
 

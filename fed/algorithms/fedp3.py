@@ -25,6 +25,7 @@ from symprune.fed.layer_subsets import (
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    Like,
     Message,
     Received,
     SampledClients,
@@ -118,3 +119,7 @@ class FedP3(SampledClients):
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """The share of layers an average client sends."""
         return {"layers_sent": float(server["owned"].double().mean())}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        mine = by_weight(server["owned"][turn.clients], self.shapes)
+        return {"layers": Like(server["x"].dtype, (int(mine.sum()),))}

@@ -12,13 +12,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from symprune.fed.layer_masks import best_mask, random_mask, search_step, spread, values_on
 from symprune.fed.mask_search import GROWTHS, local_scores, search_scores
 from symprune.fed.personal_masks import PersonalMasks
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    Algorithm,
+    Like,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    register,
+)
 
 SEARCHES = ("dst", "rsm", "score")
 
@@ -100,6 +111,21 @@ class FedSpa(PersonalMasks):
         masks = server["masks"][turn.clients]
         changed = replies.get("changed")
         after = masks if changed is None else masks ^ changed
+        ones = [part.sum(1) for part in after.split(list(self.layer_sizes), 1)]
+        whole = all(bool((o == k).all()) for o, k in zip(ones, self.layer_ones, strict=True))
+        check(whole, "fedspa: a client's mask changed its number of weights.")
         covered = after if self.search == "score" else masks
         x = server["x"] - spread(covered, replies["update"]).mean(0)
         return {"x": x, "masks": server["masks"].index_copy(0, turn.clients, after)}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        like = {"update": Like(server["x"].dtype, (sum(self.layer_ones),))}
+        if self.search != "rsm":
+            like["changed"] = Like(torch.bool, tuple(server["x"].shape))
+        return like
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"mask": server["masks"]}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"mask": memory["mask"] ^ replies["changed"]} if "changed" in replies else memory

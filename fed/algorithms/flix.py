@@ -78,6 +78,7 @@ class FlixGD(Flix):
     name = "flix-gd"
     paper = "FLIX (thesis chapter 3), solved by distributed gradient descent"
     sends = "up: alpha_i grad f_i(xt_i); down: x"
+    replies = ("g",)
     eta: float | None = None
 
     def prepare(self, constants: Constants) -> Algorithm:

@@ -21,6 +21,7 @@ class DCGD(Algorithm):
     name = "dcgd"
     paper = "Compressed gradient descent without memory (thesis chapter 2, introduction)"
     sends = "up: C(gradient); down: x"
+    replies = ("g",)
     compressor: str = "identity"
     gamma: float | None = None
 

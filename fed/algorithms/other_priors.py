@@ -26,6 +26,7 @@ class FedMedian(EMMethod):
     name = "fedmedian"
     paper = "Louizos et al.: An EM Perspective on Federated Learning, appendix J (Laplace prior)"
     sends = "up: changed weights only; down: model"
+    replies = ("change",)
     pull: float = 0.01  # lambda of ||w - x||_1
 
     def client_step(
@@ -54,6 +55,7 @@ class FedMixture(EMMethod):
     name = "fedmixture"
     paper = "Louizos et al.: An EM Perspective on Federated Learning, appendix J (mixture prior)"
     sends = "up: local model; down: K models"
+    replies = ("w",)
     pull: float = 0.1  # lambda, the precision of every Gaussian
     components: int = 2  # K
     spread: float = 0.01  # standard deviation by which the K models differ at first

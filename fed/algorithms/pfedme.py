@@ -32,6 +32,7 @@ class PFedMe(SampledClients):
     name = "pfedme"
     paper = "T. Dinh et al.: Personalized federated learning with Moreau envelopes, Algorithm 1"
     sends = "up: local shared model; down: shared model"
+    replies = ("w",)
     lam: float = 15.0  # pull of a personal model to the shared one
     eta: float = 0.005  # step on the envelope
     beta: float = 1.0  # how far the server goes towards the mean

@@ -26,6 +26,7 @@ class ProxSkip(LocalSteps, ControlVariates):
     name = "proxskip"
     paper = "Prune at the clients, not the server, Algorithm 1 (ProxSkip/Scaffnew)"
     sends = "up: local model, dense; down: mean model"
+    replies = ("what",)
 
     # What the pruning variants change: four places where a vector may be made sparse.
     def after_step(self, what: Tensor) -> Tensor:
@@ -64,6 +65,9 @@ class ProxSkip(LocalSteps, ControlVariates):
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         return self.averaged(server, self.after_mean(replies["what"].mean(0)), turn)
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return self.worked(memory, replies["what"])
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """`||sum h_i|| / mean ||h_i||`, zero up to rounding when the method is sound."""

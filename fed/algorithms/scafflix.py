@@ -38,6 +38,7 @@ class Scafflix(Flix, ControlVariates):
     name = "scafflix"
     paper = "Scafflix (thesis chapter 3), Algorithm 2, Theorem 3.3.4"
     sends = "up: (alpha_i^2/gamma_i) local model; down: weighted mean"
+    replies = ("xhat",)
     gamma: PerClient | None = None
     p: float | None = None
     batch: int | None = None
@@ -93,6 +94,10 @@ class Scafflix(Flix, ControlVariates):
         alpha, gamma = self.scales(turn, server["x"])
         x = replies["xhat"].sum(0) / (alpha.square() / gamma).sum()
         return self.averaged(server, x, turn)
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        alpha, gamma = self.scales(turn, memory["h"])
+        return self.worked(memory, replies["xhat"] / (alpha.square() / gamma))
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """`||sum alpha_i h_i||`, zero up to rounding."""

@@ -20,7 +20,9 @@ from symprune.fed.local import local_gradient
 from symprune.fed.network_lasso import NORMS, fusion, network_lasso_prox
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
+    MAX_SKETCH,
     Algorithm,
+    Like,
     Message,
     Received,
     Sent,
@@ -93,7 +95,9 @@ class SimilarityNetwork(ClientGraph):
         slower = sqrt(turn.number + 1) if self.decay else 1.0
         x = server["x"] - given(self.eta) / slower * place.shared_gradient(g).mean(0)
         eta = given(self.eta_personal) / slower
-        target = server["z"] - eta / turn.n * place.personal_gradient(g)
+        own = torch.zeros_like(server["z"])  # who did not reply keeps its place
+        own = own.index_copy(0, turn.clients, place.personal_gradient(g))
+        target = server["z"] - eta / turn.n * own
         graph = (server["edges"], server["split"], server["multiplier"])
         z, split, multiplier = network_lasso_prox(
             target, *graph, self.lam, eta, self.p, steps=self.admm_steps
@@ -109,3 +113,12 @@ class SimilarityNetwork(ClientGraph):
         fused = ~server["split"].any(1)
         penalty = self.lam * float(fusion(server["z"].double(), edges, self.p))
         return {"fusion": penalty, "clusters": float(len(components(edges[fused], n).unique()))}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        model = self.model(server)
+        if self.sketching(turn):
+            return {"sketch": Like(model.dtype, None, MAX_SKETCH)}
+        return {"g": Like(model.dtype, tuple(model.shape))}
+
+    def needs_everyone(self, turn: Turn) -> bool:
+        return self.sketching(turn)

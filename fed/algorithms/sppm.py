@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symprune.fed.cohorts import SOLVER, CohortMethod, averaged
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check, register
 from symprune.fed.prox_solvers import HUB_SOLVERS, Curvature, ProxSolver
 from symprune.fed.prox_workers import Worker, train_near
 from symprune.fed.sampling import Sampling
@@ -83,6 +83,23 @@ class SPPM(CohortMethod):
         if self.solver in VALUE_NEEDED:
             reply["f"] = problem.value(z).unsqueeze(1)
         return client, reply
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        if self.needs_everyone(turn):
+            return super().reply_like(server, turn)
+        like = Like(server["x"].dtype, tuple(server["x"].shape))
+        if self.solver in WORKERS:
+            return {"w": like}
+        needed = {"f": Like(like.dtype, (1,))} if self.solver in VALUE_NEEDED else {}
+        return {"g": like, **needed}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"x": server["x"].expand(turn.n, -1)} if self.solver in WORKERS else {}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        if "first" not in received:
+            return memory
+        return {"x": torch.where(received["first"].view(-1, 1), received["z"], memory["x"])}
 
     def combine(
         self, hub: State, x: Tensor, replies: Received, sampling: Sampling, cohort: Tensor

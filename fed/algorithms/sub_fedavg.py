@@ -18,7 +18,17 @@ from symprune.fed.layer_masks import pack, shrink, unpack
 from symprune.fed.mask_search import local_scores
 from symprune.fed.personal_masks import PersonalMasks
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    Algorithm,
+    Like,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    register,
+)
 
 
 @register
@@ -68,10 +78,22 @@ class SubFedAvg(PersonalMasks):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The mean over those who kept a weight; without keepers it stays as it is."""
         after = server["masks"][turn.clients] ^ replies["pruned"]
+        regrown = bool((replies["pruned"] & after).any())
+        check(not regrown, "sub-fedavg: a client pruned weights that it did not have.")
         total = unpack(after, replies["values"]).sum(0)
         keepers = after.sum(0)
         x = torch.where(keepers > 0, total / keepers.clamp_min(1), server["x"])
         return {"x": x, "masks": server["masks"].index_copy(0, turn.clients, after)}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        d = len(server["x"])
+        return {"values": Like(server["x"].dtype, None, d), "pruned": Like(torch.bool, (d,))}
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"mask": server["masks"]}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"mask": memory["mask"] ^ replies["pruned"]}
 
 
 def _accuracy(problem: Problem, w: Tensor) -> Tensor:

@@ -1,0 +1,79 @@
+"""`symprune fed deploy`: a Flower deployment on this machine, from keys to the trained model."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from symprune.fed.deploy import Deployment, deployed
+from symprune.fed.job import Job
+from symprune.fed.options import parse_options
+
+console = Console()
+LOOK = 1.0  # seconds between two looks at the server's folder
+
+
+def deploy(
+    algorithm: Annotated[str, typer.Option(help="Name, see `symprune fed list`.")],
+    folder: Annotated[Path, typer.Option(help="Everything lives here; used again, it goes on.")],
+    data: Annotated[str, typer.Option(help="Data set, shared out among the nodes.")] = "digits",
+    own_data: Annotated[
+        list[str] | None, typer.Option(help="Own data of node 0, 1, ...; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="logistic, softmax, linear or a network.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="iid, class:2, dirichlet:0.5, user, ...")] = "iid",
+    clients: Annotated[int, typer.Option(help="Number of nodes.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 5,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="Any option, as sparsity=0.9; repeatable.")
+    ] = None,
+    l2: Annotated[float, typer.Option(help="Ridge l2/2 ||w||^2.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
+    node_port: Annotated[int, typer.Option(help="Node i listens on this port + i.")] = 9094,
+    timeout: Annotated[float, typer.Option(help="Seconds a round waits for a node.")] = 600,
+    telemetry: Annotated[bool, typer.Option(help="Let Flower report usage to its makers.")] = False,
+    only_prepare: Annotated[
+        bool, typer.Option(help="Write app, keys and settings, start nothing.")
+    ] = False,
+) -> None:
+    """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
+    problem = {"data": data, "model": model, "split": split, "clients": clients}
+    job = Job(
+        algorithm, parse_options(option or []), {**problem, "l2": l2, "seed": seed}, rounds, seed
+    )
+    own = tuple(own_data or ())
+    deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own)
+    if only_prepare:
+        deployment.prepare()
+        console.print(f"App, keys and settings are in {deployment.folder}.")
+        return
+    with console.status("Starting SuperLink and SuperNodes") as status, deployed(deployment):
+        run = deployment.submit()
+        status.update(f"Run {run}: waiting for the first round")
+        done = -1
+        while not deployment.finished():
+            if deployment.rounds_done() != done:
+                done = deployment.rounds_done()
+                status.update(f"Run {run}: {done} of {rounds} rounds")
+            time.sleep(LOOK)
+    console.print(_table(json.loads(deployment.result.read_text())))
+    console.print(f"Model, history and logs are in {deployment.folder}.")
+
+
+def _table(content: dict[str, Any]) -> Table:
+    history = content["history"]
+    columns = [name for name in history[-1] if not name.startswith("paper")]
+    table = Table(*(name.replace("_", " ") for name in columns), title=content["problem"])
+    for record in history:
+        values = (record[name] for name in columns)
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for v in values))
+    return table

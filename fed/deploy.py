@@ -1,0 +1,275 @@
+"""A whole Flower deployment on one machine: SuperLink with a database, SuperNodes, TLS, node keys.
+
+For trying before nodes go to real machines: every process, certificate and message is what it will
+be there. Everything lives in one folder; starting again in the same folder goes on with its run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from symprune.errors import SympruneError
+from symprune.fed.flower import QUIET, need_flower
+from symprune.fed.job import Job
+from symprune.fed.keys import make_keys
+
+HOST = "127.0.0.1"
+START = 300.0  # seconds a process may take until it listens
+APP = "symprune_app"
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "symprune-federation"
+version = "1.0.0"
+description = "{algorithm} by symprune"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "symprune"
+
+[tool.flwr.app.components]
+serverapp = "{app}:server"
+clientapp = "{app}:client"
+
+[tool.flwr.app.config]
+clients = {clients}
+timeout = {timeout}
+nodes = ""
+folder = {folder}
+job = {job}
+"""
+CODE = '''"""The Flower app. symprune itself is installed on every machine."""
+
+from symprune.fed.client import answer
+from symprune.fed.flower import client_app, server_app, train
+
+server = server_app(train)
+client = client_app(answer)
+'''
+CONNECTION = """[superlink]
+default = "symprune"
+
+[superlink.symprune]
+address = "{host}:{port}"
+root-certificates = {authority}
+"""
+
+
+@dataclass
+class Deployment:
+    """A federation in a folder. Ports: `port` for the SuperLink, `node_port + i` for node i."""
+
+    folder: Path
+    job: Job
+    port: int = 8000
+    node_port: int = 9094
+    timeout: float = 600.0  # seconds a round waits for a client that is still connected
+    telemetry: bool = False
+    data: tuple[str, ...] = ()  # own data of client 0, 1, ...; empty: shares of the job's data set
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        need_flower()
+        self.folder = self.folder.resolve()
+        if self.data and len(self.data) != self.job.clients:
+            raise SympruneError(f"{len(self.data)} data sets for {self.job.clients} clients.")
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "server" / "history.json"
+
+    def prepare(self) -> None:
+        """App folder, keys and Flower's own folder, which must not be inside the app's."""
+        app, home, keys = (self.folder / name for name in ("app", "flower", "keys"))
+        for place in (app, home, self.folder / "logs", self.folder / "server"):
+            place.mkdir(parents=True, exist_ok=True)
+        make_keys(keys, (HOST, "localhost"), self.job.clients)
+        quoted = json.dumps  # a JSON string is a TOML string
+        project = PROJECT.format(
+            app=APP,
+            algorithm=self.job.algorithm,
+            clients=self.job.clients,
+            timeout=float(self.timeout),
+            folder=quoted(str(self.folder)),
+            job=quoted(self.job.to_json()),
+        )
+        (app / "pyproject.toml").write_text(project)
+        (app / f"{APP}.py").write_text(CODE)
+        authority = quoted(str(keys / "ca.crt"))
+        connection = CONNECTION.format(host=HOST, port=self.port, authority=authority)
+        (home / "config.toml").write_text(connection)
+
+    def start(self) -> None:
+        """SuperLink, registration of the nodes' public keys, SuperNodes."""
+        self.start_superlink()
+        self.register()
+        for number in range(self.job.clients):
+            self.start_node(number)
+
+    def start_superlink(self) -> None:
+        keys = self.folder / "keys"
+        options = {
+            "--host": HOST,
+            "--port": self.port,
+            "--database": self.folder / "flower" / "superlink.db",
+            "--ssl-certfile": keys / "superlink.crt",
+            "--ssl-keyfile": keys / "superlink.key",
+            "--ssl-ca-certfile": keys / "ca.crt",
+        }
+        switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        self._start("superlink", self.port, ["flower-superlink", *_flags(options), *switches])
+
+    def register(self) -> list[int]:
+        """The nodes' ids in the order of their clients; each key is registered once."""
+        file = self.folder / "nodes.json"
+        nodes: list[int] = json.loads(file.read_text()) if file.exists() else []
+        for number in range(len(nodes), self.job.clients):
+            key = self.folder / "keys" / f"node-{number}.pub"
+            said = self.flwr("supernode", "register", str(key), "symprune")
+            found = re.search(r'"node-id":\s*"?(\d+)', said) or re.search(r"SuperNode (\d+)", said)
+            if found is None:
+                raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
+            nodes.append(int(found[1]))
+            file.write_text(json.dumps(nodes))
+        return nodes
+
+    def start_node(self, number: int, key: Path | None = None) -> None:
+        """A SuperNode with its key, its own state folder and, if it has some, its own data."""
+        config = f'client={number} folder="{self.folder / f"client-{number}"}"'
+        if self.data:
+            config += f' data="{self.data[number]}"'
+        keys, port = self.folder / "keys", self.node_port + number
+        options = {
+            "--superlink": f"{HOST}:{self.port}",
+            "--host": HOST,
+            "--port": port,
+            "--root-certificates": keys / "ca.crt",
+            "--auth-supernode-private-key": key or keys / f"node-{number}.key",
+            "--node-config": config,
+        }
+        self._start(f"node-{number}", port, ["flower-supernode", *_flags(options)])
+
+    def submit(self) -> str:
+        """Hand the app to the SuperLink; the id of the run."""
+        for old in ("history.json", "error.txt"):
+            (self.folder / "server" / old).unlink(missing_ok=True)
+        nodes = ",".join(str(node) for node in self.register())
+        app = str(self.folder / "app")
+        said = self.flwr("run", app, "symprune", "--run-config", f'nodes="{nodes}"')
+        found = re.search(r'"run-id":\s*"?(\d+)', said)
+        if found is None:
+            raise SympruneError(f"The SuperLink did not take the run: {said.strip()}.")
+        return found[1]
+
+    def rounds_done(self) -> int:
+        """The rounds the server has finished and saved."""
+        from symprune.fed.checkpoint import load
+
+        file = self.folder / "server" / "state.safetensors"
+        return load(file).turn if file.exists() else 0
+
+    def finished(self) -> bool:
+        """Whether the result is there; why not, if there will be none."""
+        error = self.folder / "server" / "error.txt"
+        if error.exists():
+            raise SympruneError(error.read_text().strip())
+        link = self.processes.get("superlink")
+        if link is not None and link.poll() is not None and not self.result.exists():
+            raise SympruneError(f"The SuperLink has stopped, see {self.folder / 'logs'}.")
+        return self.result.exists()
+
+    def flwr(self, *arguments: str) -> str:
+        """What the `flwr` command says to these arguments, as JSON if it can."""
+        command = [_program("flwr"), *arguments, "--format", "json"]
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    def stop(self) -> None:
+        """End every process that was started, nodes first."""
+        for name in sorted(self.processes, key=lambda name: name == "superlink"):
+            self.kill(name, signal.SIGTERM)
+
+    def kill(self, name: str, how: signal.Signals) -> None:
+        """End one process; those that Flower started for it watch it and follow by themselves."""
+        process = self.processes.pop(name)
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self, name: str, port: int, command: list[str]) -> None:
+        if _listens(port):
+            raise SympruneError(f"Port {port} of this machine is taken; choose another.")
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [_program(command[0]), *command[1:]],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.folder,
+            )
+        self.processes[name] = process
+        end = time.monotonic() + START
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SympruneError(
+                    f"{command[0]} did not start, see {self.folder / 'logs' / f'{name}.log'}."
+                )
+            time.sleep(0.2)
+
+    def _environment(self) -> dict[str, str]:
+        bin_folder = str(Path(sys.executable).parent)
+        path = bin_folder + os.pathsep + os.environ.get("PATH", "")
+        home = {"FLWR_HOME": str(self.folder / "flower"), "PATH": path}
+        quiet = {} if self.telemetry else QUIET
+        return {**os.environ, **quiet, **home}
+
+
+@contextmanager
+def deployed(deployment: Deployment) -> Iterator[Deployment]:
+    """The deployment while it runs; afterwards nothing of it is left running."""
+    deployment.prepare()
+    try:
+        deployment.start()
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def _flags(options: Mapping[str, object]) -> list[str]:
+    return [text for name, value in options.items() for text in (name, str(value))]
+
+
+def _program(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    if not beside.exists():
+        raise SympruneError(f"{name} is not installed beside {sys.executable}.")
+    return str(beside)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,151 @@
+"""Certificates and keys of a federation: an authority, the server's TLS pair, a key per node.
+
+Private keys are readable by their owner only; a node's key proves to the server who it is (P-384,
+as Flower asks for). `cryptography` comes with Flower.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any
+
+YEARS = 2
+
+
+def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
+    """`ca.crt`, `ca.key`, `superlink.crt`, `superlink.key` for these host names and addresses, and
+    `node-i.key`, `node-i.pub`. What is there already stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    if not (folder / "superlink.crt").exists():
+        _authority_and_server(folder, hosts)
+    for number in range(nodes):
+        if not (folder / f"node-{number}.pub").exists():
+            _node(folder, number)
+
+
+def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    authority, server = (
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP384R1()),
+    )
+    issuer = _name("symprune federation")
+    names: list[x509.GeneralName] = [_host(host) for host in hosts]
+    root = (
+        _certificate(issuer, issuer, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign_certificates=True), critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
+        )
+    )
+    leaf = (
+        _certificate(_name(hosts[0]), issuer, server.public_key())
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+            critical=False,
+        )
+    )
+    _write_key(folder / "ca.key", authority)
+    _write_key(folder / "superlink.key", server)
+    _write_certificate(folder / "ca.crt", root, authority)
+    _write_certificate(folder / "superlink.crt", leaf, authority)
+
+
+def _node(folder: Path, number: int) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write_secret(folder / f"node-{number}.key", secret)
+    (folder / f"node-{number}.pub").write_bytes(public + b"\n")
+
+
+def _name(common: str) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(sign_certificates: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _certificate(subject: Any, issuer: Any, public: Any) -> Any:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+    )
+
+
+def _write_certificate(file: Path, builder: Any, key: Any) -> None:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    signed = builder.sign(key, hashes.SHA384())
+    file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _write_key(file: Path, key: Any) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    _write_secret(file, secret)
+
+
+def _write_secret(file: Path, content: bytes) -> None:
+    """Never readable by others, not even for a moment."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(content)

@@ -1,0 +1,56 @@
+"""The seam between a federated protocol and the engine that carries it.
+
+A protocol is a server loop that hands bytes for numbered clients to a `Transport` and gets replies
+in the order of the clients' numbers, and a client function from bytes to bytes with a folder of its
+own. `flower.py` carries them over Flower; `LocalTransport` calls the clients here, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Node:
+    """A client's own machine: its number, its folder, and what its owner has set there."""
+
+    number: int
+    folder: Path
+    config: Mapping[str, Setting] = field(default_factory=dict)
+
+
+Answer = Callable[[bytes, Node], bytes]
+
+
+class Transport(Protocol):
+    """How a server reaches its clients, numbered from 0."""
+
+    clients: int
+
+    def connected(self) -> set[int]:
+        """The clients that can be reached now."""
+
+    def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send each client its bytes; the replies that came, by ascending number. Who is killed,
+        too slow or not who it says it is, is left out and named in the log."""
+
+
+class LocalTransport:
+    """All clients in this process, each with a folder below `folder`."""
+
+    def __init__(self, answer: Answer, clients: int, folder: Path) -> None:
+        self.answer, self.clients, self.folder = answer, clients, folder
+
+    def node(self, number: int) -> Node:
+        return Node(number, self.folder / f"client-{number}")
+
+    def connected(self) -> set[int]:
+        return set(range(self.clients))
+
+    def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {i: self.answer(letters[i], self.node(i)) for i in sorted(letters)}

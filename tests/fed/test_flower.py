@@ -1,0 +1,169 @@
+"""Flower carries the letters: records, a grid without any engine, the simulation."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import CLIENTS, job, same
+
+from symprune.errors import SympruneError
+from symprune.fed import checkpoint, flower
+from symprune.fed.client import answer
+from symprune.fed.server import serve
+from symprune.fed.simulate import simulate
+
+needs_flower = pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None, reason="Flower is not installed"
+)
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None,
+    reason="Flower's simulation is not installed",
+)
+STATES = ("fedavg", "sparse-proxskip", "ef21", "scafflix", "fedspa", "fedp3")
+
+
+def test_the_package_does_not_import_flower() -> None:
+    code = "import symprune.fed, symprune.fed.flower, sys; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_flower_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(SympruneError, match=r"symprune\[flower\]"):
+        flower.client_app(answer)
+
+
+@needs_flower
+@pytest.mark.parametrize("data", [b"", b"\x00", bytes(range(256)) * 1000])
+def test_bytes_travel_in_a_record_as_they_are(data: bytes) -> None:
+    assert flower.from_record(flower.to_record(data)) == data
+
+
+@needs_flower
+def test_other_records_are_refused() -> None:
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    def record(array: Array) -> RecordDict:
+        return RecordDict({flower.RECORD: ArrayRecord({flower.FIELD: array})})
+
+    good = flower.to_record(b"abc")[flower.RECORD]
+    lies = Array(dtype="uint8", shape=(1 << 40,), stype=flower.STYPE, data=b"abc")
+    wrong = [
+        RecordDict(),
+        RecordDict({flower.RECORD: ConfigRecord({"a": 1})}),
+        RecordDict({"other": good}),
+        RecordDict({flower.RECORD: good, "more": ConfigRecord({"a": 1})}),
+        record(Array(np.zeros(3, np.uint8))),
+        record(Array(dtype="float32", shape=(3,), stype=flower.STYPE, data=b"abc")),
+        record(lies),
+    ]
+    for content in wrong:
+        with pytest.raises(SympruneError, match="message"):
+            flower.from_record(content)
+
+
+class Loopback:
+    """A grid without an engine: a message goes straight to the ClientApp of its node."""
+
+    def __init__(self, app: Any, folder: Path) -> None:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as an engine does
+        self.app, self.folder = app, folder
+        self.nodes = {900 - i: i for i in range(CLIENTS)}  # ids that are not in order
+        self.mail: dict[str, Any] = {}
+        self.gone: set[int] = set()
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.nodes if node not in self.gone]
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        from flwr.app import Context, RecordDict
+
+        out = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            letter = f"{len(self.mail)}"
+            message.metadata.__dict__["_message_id"] = letter
+            config = {"partition-id": self.nodes[node], "folder": str(self.folder / str(node))}
+            context = Context(1, node, config, RecordDict(), {})  # type: ignore[arg-type]
+            reply = None if node in self.gone else self.app(message, context)
+            if reply is not None:
+                reply.metadata.__dict__["_src_node_id"] = node
+            self.mail[letter] = reply
+            out.append(letter)
+        return out
+
+    def pull_messages(self, letters: Iterable[str]) -> list[Any]:
+        return [self.mail[letter] for letter in letters if self.mail[letter] is not None]
+
+
+@needs_flower
+@pytest.mark.parametrize("name", STATES)
+def test_apps_without_an_engine_give_the_bits_of_the_in_process_run(
+    name: str, tmp_path: Path
+) -> None:
+    task = job(name)
+    grid: Any = Loopback(flower.client_app(answer), tmp_path)
+    numbers = flower._numbers(grid, CLIENTS, "")
+    assert numbers == grid.nodes
+    outcome = serve(task, flower.FlowerTransport(grid, numbers), tmp_path / "server", pause=0)
+    here = simulate(task.built(), task.whole_problem(), task.rounds, clients_at_once=1)
+    assert same(outcome.server, here.server)
+    assert same(outcome.ledger.state(), here.ledger.state())
+
+
+@needs_flower
+def test_a_node_that_leaves_is_named_and_the_round_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flower, "ROLL_CALL", 0.0)
+    monkeypatch.setattr(flower, "POLL", 0.0)
+    grid: Any = Loopback(flower.client_app(answer), tmp_path)
+    grid.gone.add(899)
+    transport = flower.FlowerTransport(grid, grid.nodes)
+    with caplog.at_level(logging.WARNING, "symprune.fed"):
+        replies = transport.exchange({0: flower.WHO, 1: flower.WHO, 2: flower.WHO})
+    assert replies == {0: b"0", 2: b"2"} and transport.connected() == {0, 2, 3}
+    assert "Node 899 has left" in caplog.text
+
+
+@needs_flower
+def test_a_node_cannot_take_the_number_of_another(tmp_path: Path) -> None:
+    grid: Any = Loopback(flower.client_app(answer), tmp_path)
+    grid.nodes[899] = 0
+    with pytest.raises(SympruneError, match=r"No node is client \[1\]"):
+        flower._numbers(grid, CLIENTS, "")
+    assert flower._numbers(grid, 2, "7,5") == {7: 0, 5: 1}
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_simulation_gives_the_bits_of_the_in_process_run(tmp_path: Path) -> None:
+    """One process for all: Ray starts once."""
+    code = """
+import sys
+from pathlib import Path
+from machines import job
+from symprune.fed.flower import simulation
+for name in sys.argv[2:]:
+    simulation(job(name, 2), Path(sys.argv[1]) / name)
+"""
+    support = str(Path(__file__).parent.parent / "support")
+    run = [sys.executable, "-c", f"import sys; sys.path.insert(0, {support!r})\n{code}"]
+    subprocess.run([*run, str(tmp_path), *STATES], check=True, timeout=1200)
+    for name in STATES:
+        task = job(name, 2)
+        here = simulate(task.built(), task.whole_problem(), 2, clients_at_once=1)
+        there = checkpoint.load(tmp_path / name / "server" / "state.safetensors")
+        assert same(there.server, here.server), name
+        assert torch.equal(there.ledger["up_bytes"], here.ledger.up_bytes)
