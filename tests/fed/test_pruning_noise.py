@@ -212,6 +212,22 @@ def test_criteria_without_data_spend_nothing() -> None:
     assert result.privacy is None and "privacy" not in result.to_dict()["federated"]
 
 
+def test_how_many_tokens_an_expert_saw_stays_private() -> None:
+    """Every expert reports the public counts, also one that saw nothing."""
+    model = families.model("qwen3-moe")
+    clients = [families.tokens(2, 4, seed=1), families.tokens(3, 4, seed=2)]
+    result = pruning.prune(
+        model,
+        clients,
+        Recipe(),
+        privacy=Privacy(8.0),
+        reference=families.tokens(2, 4),
+        noise_seed=1,
+    )
+    assert {layer.tokens for layer in result.report.layers} == {20}
+    assert result.report.notes == []
+
+
 def test_settings_survive_the_wire() -> None:
     needs = Needs(frozenset({SQUARE, MOMENTS}), frozenset({SQUARE}))
     settings = messages.Settings(2, 5, needs, True, 3.25, 0.5)
