@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.cli_deploy import deploy
-from symprune.fed.compare import Entry, Line, Setting, run_entry, summary
-from symprune.fed.options import parse_options
+from symprune.fed.compare import Line, Setting, run_entry, summary
+from symprune.fed.plan import read_plan
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import choose, options_of
 from symprune.fed.pruning.command import prune
@@ -66,7 +65,7 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
-    options = parse_options(option or [])
+    options = parseparse_options(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
     if compressor is not None:
@@ -125,57 +124,22 @@ def compare(
     ),
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
-    plan = _plan(file)
+    plan = read_plan(file)
     _make(output)
-    problem = make_problem(**plan["problem"])
-    optimum = _optimum(problem) if plan["metric"] in ("gap", "distance") else None
-    setting = Setting(
-        plan["rounds"], tuple(plan["seeds"]), plan["metric"], plan["evaluate_every"], optimum
-    )
+    problem = make_problem(**plan.problem)
+    optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
+    setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
     with console.status("") as status:
-        lines = [run_entry(problem, entry, setting, status.update) for entry in plan["algorithms"]]
-    rows = summary(lines, plan["metric"], plan["targets"], problem.clients)
+        lines = [run_entry(problem, entry, setting, status.update) for entry in plan.entries]
+    rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.print(_summary_table(rows, problem.name))
     (output / "summary.json").write_text(json.dumps(rows, indent=1))
     (output / "histories.json").write_text(json.dumps(_histories(lines)))
     from symprune.fed.plots import plot
 
-    picture = output / f"{plan['metric']}-against-bytes.png"
-    plot(lines, plan["metric"], problem.clients, picture, title=problem.name)
+    picture = output / f"{plan.metric}-against-bytes.png"
+    plot(lines, plan.metric, problem.clients, picture, title=problem.name)
     console.print(f"Table, histories and {picture.name} are in {output}.")
-
-
-PLAN = {"rounds": 100, "seeds": [0], "metric": "accuracy", "evaluate_every": 1, "targets": []}
-ENTRY = ("algorithm", "label", "tune")
-
-
-def _plan(file: Path) -> dict[str, Any]:
-    """Read and check a comparison file."""
-    try:
-        content = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise SympruneError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
-    if not isinstance(content, dict) or not content.get("algorithms"):
-        raise SympruneError(f"{file} has no list of algorithms.")
-    for key in content:
-        if key not in (*PLAN, "problem", "algorithms"):
-            raise SympruneError(f"{file} has an unknown entry {key!r}.")
-    plan = {**PLAN, "problem": {}, **content}
-    known = make_problem.__annotations__
-    for key in plan["problem"]:
-        if key not in known or key == "return":
-            raise SympruneError(f"{file}: a problem has no setting {key!r}.")
-    entries = []
-    for item in plan["algorithms"]:
-        item = {"algorithm": item} if isinstance(item, str) else dict(item)
-        if "algorithm" not in item:
-            raise SympruneError(f"{file} has an entry without an algorithm.")
-        options = {k: v for k, v in item.items() if k not in ENTRY}
-        entry = Entry(item["algorithm"], options, item.get("tune", {}), item.get("label", ""))
-        choose(entry.algorithm, **next(entry.candidates()))
-        entries.append(entry)
-    plan["algorithms"] = entries
-    return plan
 
 
 def _optimum(problem: Problem) -> Any:

@@ -16,15 +16,17 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals:
             raise SympruneError(f"--set {pair!r} is not of the form name=value.")
-        value = yaml.safe_load(text)
-        if isinstance(value, str):  # YAML reads 1e-3 as text
-            value = _number(value)
-        options[name.strip().replace("-", "_")] = value
+        options[name.strip().replace("-", "_")] = numbers(yaml.safe_load(text))
     return options
 
 
-def _number(text: str) -> float | str:
+def numbers(value: Any) -> Any:
+    """YAML reads 1e-3 as text; here it is a number, wherever it stands."""
+    if isinstance(value, dict):
+        return {key: numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [numbers(entry) for entry in value]
     try:
-        return float(text)
+        return float(value) if isinstance(value, str) else value
     except ValueError:
-        return text
+        return value

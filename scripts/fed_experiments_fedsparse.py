@@ -1,6 +1,6 @@
 """FedSparse: accuracy, bytes and sparsity against FedAvg, FedL1 and FedDrop on digits, 30 clients.
 
-`python scripts/fed_experiments_fedsparse.py [fedsparse fedsparse-weights]`
+`python scripts/fed_experiments_fedsparse.py [fedsparse fedsparse-variants]`
 """
 
 from __future__ import annotations

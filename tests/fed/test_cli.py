@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.cli import app
+from symprune.fed.plan import read_plan
 from symprune.fed.protocol import options_of
 
 runner = CliRunner()
@@ -147,10 +148,25 @@ def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
         ("algorithms: [{label: x}]", "without an algorithm"),
         ("algorithms: [gd]\nproblem: {colour: red}", "colour"),
         ("algorithms: [{algorithm: gd, speed: 1}]", "speed"),
+        ("algorithms: gd", "no list of algorithms"),
+        ("algorithms: [3]", "without an algorithm: 3"),
+        ("algorithms: [gd]\nrounds: many", "rounds = 'many'"),
+        ("algorithms: [gd]\nseeds: 3", "seeds = 3"),
+        ("algorithms: [gd]\nproblem: [digits]", "problem is no list of settings"),
+        ("algorithms: [{algorithm: gd, tune: {gamma: 0.3}}]", "tune = "),
+        ("algorithms: [{algorithm: gd, tune: {gamma: [0.3, fast]}}]", "gamma = 'fast'"),
+        ("algorithms: [{algorithm: fedp3, shapes: [[1, 2]]}]", "shapes from the problem"),
     ):
         file.write_text(text)
         with pytest.raises(SympruneError, match=culprit):
             invoke("compare", str(file))
+
+
+def test_a_number_in_a_comparison_file_may_be_written_with_an_exponent(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("algorithms: [{algorithm: gd, tune: {gamma: [1e-3, 2]}}]\nproblem: {l2: 1e-2}")
+    plan = read_plan(file)
+    assert plan.entries[0].tune == {"gamma": [0.001, 2]} and plan.problem == {"l2": 0.01}
 
 
 def test_importing_the_package_brings_in_nothing_heavy() -> None:
