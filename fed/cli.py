@@ -14,6 +14,7 @@ from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.cli_deploy import deploy
 from symprune.fed.compare import Line, Setting, run_entry, summary
+from symprune.fed.options import parse_options
 from symprune.fed.plan import read_plan
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import choose, options_of
