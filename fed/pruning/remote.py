@@ -1,0 +1,128 @@
+"""Federated pruning over a transport: the server's job, and a client that lives on its own machine.
+
+A client may be a new process for every message, so it reads the model each time and keeps its state
+in its folder. What it calibrates on, how much of it and what protection it insists on are the
+owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon`, `delta`, `clip`,
+`secure`); the server decides none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from symprune import calibration, checkpoint, hub
+from symprune.errors import SympruneError
+from symprune.fed.protocol import check
+from symprune.fed.pruning.client import Client
+from symprune.fed.pruning.driver import Result, run
+from symprune.fed.pruning.noise import Privacy
+from symprune.fed.pruning.server import Server, check_recipe
+from symprune.fed.threads import limited_threads
+from symprune.fed.transport import Node, Transport
+from symprune.recipe import Recipe
+
+REFERENCE_WINDOWS = 16
+STATE = "pruning.safetensors"
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server is to do. The recipe's calibration set is the clients' affair."""
+
+    model: str
+    recipe: Recipe
+    clients: int
+    secure: bool = False
+    privacy: Privacy | None = None
+    reference: str = "builtin"
+
+    def __post_init__(self) -> None:
+        check_recipe(self.recipe)
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "recipe": self.recipe.to_dict()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        try:
+            values = json.loads(text)
+            private = values.pop("privacy")
+            recipe = Recipe.from_dict(values.pop("recipe"))
+            return cls(recipe=recipe, privacy=Privacy(**private) if private else None, **values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise SympruneError(f"This is no pruning task: {error}.") from error
+
+
+def serve(task: Task, transport: Transport, folder: Path) -> Result:
+    """Prune with the clients behind the transport. A run that was stopped goes on; in the end the
+    model is in `model` below the folder."""
+    output = folder / MODEL
+    checkpoint.check_output(output, force=False)
+    model, tokenizer = hub.load(task.model, device="cpu")
+    reference = None
+    if task.privacy is not None:
+        length, seed = task.recipe.seqlen, task.recipe.text_seed
+        reference = calibration.calibration_tokens(
+            task.reference, tokenizer, REFERENCE_WINDOWS, length, seed
+        )
+    server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = folder / STATE
+    result = run(server, transport.exchange, checkpoint=state)
+    record = {"model": task.model, "description": task.recipe.describe(), **result.to_dict()}
+    checkpoint.save(output, model, tokenizer, record, result.report.masks)
+    state.unlink(missing_ok=True)
+    return result
+
+
+def answer(data: bytes, node: Node) -> bytes:
+    """A client's reply. One that cannot answer says nothing and is left out, with the reason in its
+    own log."""
+    settings = Settings.of(node.config)
+    with limited_threads():
+        model, tokens = _loaded(settings)
+        return Client(model, tokens, settings.privacy, settings.secure, node.folder)(data)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the owner of a client has set on its machine."""
+
+    model: str
+    text: str
+    nsamples: int = 128
+    seqlen: int = 2048
+    seed: int = 0
+    secure: bool = False
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 0.5
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        known = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
+        for name in ("model", "text"):
+            check(name in known, f"This node's configuration does not name its {name}.")
+        return cls(**known)
+
+    @property
+    def privacy(self) -> Privacy | None:
+        return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
+
+
+@lru_cache(maxsize=1)
+def _loaded(settings: Settings) -> tuple[nn.Module, Tensor]:
+    """In a process that lives longer than a message, read once."""
+    model, tokenizer = hub.load(settings.model, device="cpu")
+    tokens = calibration.calibration_tokens(
+        settings.text, tokenizer, settings.nsamples, settings.seqlen, settings.seed
+    )
+    return model, tokens
