@@ -37,8 +37,9 @@ the states: then checkpoints, chunks of clients and other machines give the same
 
 Bases that save lines: `SampledClients` (option cohort_size), `local.LocalSteps` (gamma, p, batch),
 `local_epochs.LocalEpochs` (epochs of SGD), `control_variates.ControlVariates` (an h_i per client).
-A field that only `prepare` sets, such as the model's shapes, is declared with `filled()`: it travels
+A field that only `prepare` sets, such as the model's shapes, is declared with `filled()`: it goes
 to the clients but is no option.
+
 Files in this folder are found by themselves; `symprune fed list` shows what they register.
 """
 
