@@ -34,15 +34,20 @@ def draw_units(shapes: Shapes, rate: float, stream: Stream) -> list[Tensor]:
 def remaining_weights(shapes: Shapes, units: list[Tensor]) -> Tensor:
     """The weights of the sub-network that has these units, `[C, d]` boolean."""
     count = len(units[0]) if units else 1
-    parts, layer, inputs, outputs = [], -1, None, None
+    everything = torch.ones(count, 1, dtype=torch.bool)
+    parts: list[Tensor] = []
+    layer, outputs = -1, None
     for shape in shapes:
         if len(shape) < 2:  # biases and normalisation go with the units before them
-            known = outputs is not None and shape[0] == outputs.shape[1]
-            parts.append(outputs if known else torch.ones(count, math.prod(shape)).bool())
+            if outputs is None or outputs.shape[1] != shape[0]:
+                parts.append(everything.expand(-1, shape[0]))
+            else:
+                parts.append(outputs)
             continue
-        layer, inputs = layer + 1, outputs
-        outputs = units[layer] if layer < len(units) else torch.ones(count, shape[0]).bool()
-        parts.append((outputs.unsqueeze(2) & _columns(shape, inputs, count)).flatten(1))
+        columns = _columns(shape, outputs, count)
+        layer += 1
+        outputs = units[layer] if layer < len(units) else everything.expand(-1, shape[0])
+        parts.append((outputs.unsqueeze(2) & columns).flatten(1))
     return torch.cat(parts, 1)
 
 

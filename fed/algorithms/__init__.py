@@ -40,6 +40,12 @@ ragged. The receiver always sees rows. The payload picks dense, index or mask fo
 Randomness: `turn.stream("purpose")` has a row per client, `turn.shared("purpose")` is known to the
 server and all clients without being sent. Nothing else may be random, nothing may be kept outside
 the states: then checkpoints, chunks of clients and other machines give the same bits for free.
+
+Bases that save lines: `SampledClients` (option cohort_size), `local.LocalSteps` (gamma, p, batch),
+`local_epochs.LocalEpochs` (epochs of SGD), `control_variates.ControlVariates` (an h_i per client).
+A field that only `prepare` sets, such as the model's shapes, is declared with `filled()`: it goes
+to the clients but is no option.
+
 Files in this folder are found by themselves; `symprune fed list` shows what they register.
 """
 
