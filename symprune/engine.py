@@ -8,8 +8,6 @@ inputs. Memory beyond the model is one block's temporaries and one copy of the h
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import decide, distributed, masks, walk
+from symprune import decide, distributed, masks, memory, walk
 from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens
 from symprune.errors import SympruneError
@@ -29,9 +27,9 @@ from symprune.models import Layout, Matrix, find_layout
 from symprune.recipe import Recipe
 from symprune.stats import ChannelStats
 
-Watch = Callable[[str, int, int, int, int], None]
-"""watch(stage, block, blocks, done, total): called as the work goes on. What is done are samples,
-or, in the stage `mask`, matrices."""
+Watch = Callable[[str, int, int, int, int, str], None]
+"""watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
+samples, or, in the stage `mask`, matrices: then `layer` is the name of the next."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def prune(
     with walk.ready(model):
         blocks = blocks or Blocks(layout, embedded)
         _walk(layout, blocks, tokens, report, needs, watch, base, report_error)
-    report.peak_memory = peak_memory()
+    report.peak_memory = memory.peak()
     return report
 
 
@@ -191,7 +189,7 @@ def _walk(
     count, samples = len(blocks), len(tokens)
 
     def ticker(stage: str, index: int) -> walk.Tick:
-        return lambda done: watch(stage, index, count, done, samples)
+        return lambda done: watch(stage, index, count, done, samples, "")
 
     with _timed(report, "embed"):
         first, activations = blocks.begin(tokens if needs else None, report, ticker("embed", 0))
@@ -219,14 +217,14 @@ def _walk(
                     needs,
                     base,
                     report_error,
-                    lambda n, i=index, f=found: watch("mask", i, count, n, len(f)),  # type: ignore[misc]
+                    lambda n, i=index, f=found: watch("mask", i, count, n, len(f), f[n].name),  # type: ignore[misc]
                 )
             if activations is not None and index + 1 < count:
                 with _timed(report, "advance"):
                     activations.advance(index, block, ticker("advance", index))
             with _timed(report, "keep"):
                 blocks.finish(index, report, kept, activations)
-        watch("done", index, count, samples, samples)
+        watch("done", index, count, samples, samples, "")
 
 
 def _prune_block(
@@ -282,11 +280,3 @@ def _timed(report: Report, stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start
-
-
-def peak_memory() -> int:
-    """The most memory the process has held, in bytes: of the accelerator if one is in use."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return int(torch.cuda.max_memory_allocated())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
