@@ -197,12 +197,13 @@ MEMORY_PROBE = """
 import sys, torch
 sys.path.insert(0, {folder!r})
 from benchmark import llama, engine, Recipe
+from symprune.memory import peak
 model = llama({blocks}, 256, 704)
 tokens = torch.randint(0, 512, ({samples}, 512))
 engine.prune(model, tokens[:1], Recipe())
-before = engine.peak_memory()
+before = peak()
 engine.prune(model, tokens, Recipe())
-print(engine.peak_memory() - before)
+print(peak() - before)
 """
 
 

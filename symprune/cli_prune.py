@@ -41,6 +41,10 @@ def prune(
     eval_data: o.EvalData = None,
     eval_windows: o.EvalWindows = None,
     json_file: o.JsonFile = None,
+    device_map: o.DeviceMap = None,
+    offload_activations: o.Offload = None,
+    restart: o.Restart = False,
+    log: o.Log = None,
 ) -> None:
     """Make a model sparse and show its perplexity before and after.
 
@@ -61,7 +65,7 @@ def prune(
     chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
     job = run.Job(
         model, chosen, output, dtype, device, evaluate, eval_data, eval_windows, force,
-        report_error, gram_device=gram_device,
+        report_error, None, restart, device_map, offload_activations, log, gram_device,
     )  # fmt: skip
     _do(job, json_file)
 
@@ -90,6 +94,10 @@ def refine_masks(
     eval_data: o.EvalData = None,
     eval_windows: o.EvalWindows = None,
     json_file: o.JsonFile = None,
+    device_map: o.DeviceMap = None,
+    offload_activations: o.Offload = None,
+    restart: o.Restart = False,
+    log: o.Log = None,
 ) -> None:
     """Refine saved masks of a dense model, without training.
 
@@ -105,18 +113,20 @@ def refine_masks(
     folder = output or Path(f"{run.default_output(model, chosen)}-{refine}")
     job = run.Job(
         model, chosen, folder, dtype, device, evaluate, eval_data, eval_windows, force,
-        report_error, masks, gram_device=gram_device,
+        report_error, masks, restart, device_map, offload_activations, log, gram_device,
     )  # fmt: skip
     _do(job, json_file)
 
 
 def _do(job: Any, json_file: Path | None) -> None:
-    from symprune import run
+    from symprune import distributed, run
     from symprune.eval import tables
 
     console.prepare_libraries()
-    with console.display() as shown:
-        record = run.prune(job, shown.tell, shown.watch, shown.watch_eval)
+    with console.display(distributed.is_first()) as shown:
+        record = run.prune(job, shown.tell, shown.show, shown.watch_eval)
+    if not distributed.is_first():
+        return
     console.out.print(tables.by_kind(record["layers"]))
     if job.report_error:
         console.out.print(tables.errors_by_kind(record["layers"]))

@@ -44,15 +44,31 @@ class Display:
         self.cells: Any = None
 
     def tell(self, message: str) -> None:
+        if self.progress.disable:
+            return
         self.progress.console.print(f"[dim]{message}[/dim]", highlight=False)
 
-    def watch(self, stage: str, block: int, blocks: int, done: int, total: int) -> None:
+    def show(self, figures: dict[str, Any]) -> None:
+        """A step of a run, with its speed and the memory it takes."""
+        names = ("stage", "block", "blocks", "done", "of", "layer")
+        stage, block, blocks, done, total, layer = (figures[name] for name in names)
+        self.watch(stage, block - 1, blocks, done, total, layer)
+        speed = figures["tokens_per_second"]
+        held, most = (figures[name] / 1e9 for name in ("memory_bytes", "peak_memory_bytes"))
+        text = f"{speed:,.0f} tokens/s · " if speed else ""
+        self.progress.update(self.blocks, figures=f"{text}{held:.2f} GB, peak {most:.2f} GB")
+
+    def watch(
+        self, stage: str, block: int, blocks: int, done: int, total: int, layer: str = ""
+    ) -> None:
         if self.blocks is None:
-            self.blocks = self.progress.add_task("pruning", total=blocks)
+            self.blocks = self.progress.add_task("pruning", total=blocks, figures="")
         if stage == "done":
             self.progress.update(self.blocks, completed=block + 1)
             return
         where = f"block {block + 1}: {STAGES[stage]}" if stage != "embed" else STAGES[stage]
+        if layer:
+            where += f" {'.'.join(layer.removesuffix('.weight').split('.')[-2:])}"
         share = {"collect": 0.0, "mask": 0.5, "advance": 0.5}.get(stage, 0.0)
         inside = share + 0.5 * done / max(total, 1) if stage in ("collect", "advance") else share
         self.progress.update(self.blocks, completed=block + inside, description=where)
@@ -60,7 +76,7 @@ class Display:
     def begin(self, done: int, total: int, description: str) -> None:
         """A sweep comes to its next cell; the bar of blocks starts over."""
         if self.cells is None:
-            self.cells = self.progress.add_task("cells", total=total)
+            self.cells = self.progress.add_task("cells", total=total, figures="")
         self.progress.update(self.cells, completed=done, description=description or "cells")
         if self.blocks is not None:
             self.progress.remove_task(self.blocks)
@@ -68,7 +84,7 @@ class Display:
 
     def watch_eval(self, done: int, total: int) -> None:
         if self.windows is None:
-            self.windows = self.progress.add_task("perplexity", total=total)
+            self.windows = self.progress.add_task("perplexity", total=total, figures="")
         self.progress.update(self.windows, completed=done)
         if done == total:
             self.progress.remove_task(self.windows)
@@ -76,8 +92,8 @@ class Display:
 
 
 @contextmanager
-def display() -> Iterator[Display]:
-    """A live display for the length of a command."""
+def display(speaking: bool = True) -> Iterator[Display]:
+    """A live display for the length of a command; silent in all processes but one."""
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -85,7 +101,9 @@ def display() -> Iterator[Display]:
         _WholeSteps(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[figures]}[/dim]"),
         console=err,
+        disable=not speaking,
     )
     with progress:
         yield Display(progress)

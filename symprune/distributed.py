@@ -9,6 +9,8 @@ fp32, so masks refined and weights updated from it agree to rounding (1e-6), not
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +18,29 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.stats import ChannelStats
 from symprune.walk import Collector
+
+
+def start(device: torch.device) -> torch.device:
+    """Join the processes a launcher (accelerate, torchrun) has started; the device of this one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or _running():
+        return device
+    cuda = device.type == "cuda"
+    if cuda and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    return device
+
+
+def stop() -> None:
+    """Leave the other processes."""
+    if _running():
+        dist.destroy_process_group()
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks and writes, also before `start`."""
+    return (rank() if _running() else int(os.environ.get("RANK", "0"))) == 0
 
 
 def size() -> int:

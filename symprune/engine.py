@@ -8,8 +8,6 @@ inputs. Memory beyond the model is one block's temporaries and one copy of the h
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from symprune import allocate, decide, distributed, masks, walk
+from symprune import allocate, decide, distributed, masks, memory, walk
 from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
@@ -32,9 +30,9 @@ from symprune.recipe import Recipe
 from symprune.reports import LayerReport, Report, warnings
 from symprune.stats import GRAM, SQUARE, ChannelStats
 
-Watch = Callable[[str, int, int, int, int], None]
-"""watch(stage, block, blocks, done, total): called as the work goes on. What is done are samples,
-or, in the stage `mask`, matrices."""
+Watch = Callable[[str, int, int, int, int, str], None]
+"""watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
+samples, or, in the stage `mask`, matrices: then `layer` is the name of the next."""
 GRAM_DEVICES = ("auto", "cpu", "disk")
 
 
@@ -98,7 +96,7 @@ def prune(
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
         _walk(layout, blocks, tokens, report, plan, watch, tell)
     report.notes += warnings(report.layers)
-    report.peak_memory = peak_memory()
+    report.peak_memory = memory.peak()
     return report
 
 
@@ -160,7 +158,7 @@ def _walk(
     calibrating = range(samples - plan.held_out)
 
     def ticker(stage: str, index: int) -> walk.Tick:
-        return lambda done: watch(stage, index, count, done, samples)
+        return lambda done: watch(stage, index, count, done, samples, "")
 
     with _timed(report, "embed"):
         begin = tokens if plan.needs else None
@@ -197,14 +195,14 @@ def _walk(
                     report,
                     plan,
                     watched,
-                    lambda n, i=index, f=found: watch("mask", i, count, n, len(f)),  # type: ignore[misc]
+                    lambda n, i=index, f=found: watch("mask", i, count, n, len(f), f[n].name),  # type: ignore[misc]
                 )
             if activations is not None and index + 1 < count:
                 with _timed(report, "advance"):
                     activations.advance(index, block, ticker("advance", index))
             with _timed(report, "keep"):
                 blocks.finish(index, report, kept, activations)
-        watch("done", index, count, samples, samples)
+        watch("done", index, count, samples, samples, "")
 
 
 def _gram_memory(
@@ -309,7 +307,7 @@ def _allocation(
                 )
             if index + 1 < count:
                 activations.advance(index, block)
-        watch("allocate", index, count, len(tokens), len(tokens))
+        watch("allocate", index, count, len(tokens), len(tokens), "")
     return chosen(layers, recipe.target_sparsity)
 
 
@@ -318,11 +316,3 @@ def _timed(report: Report, stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start
-
-
-def peak_memory() -> int:
-    """The most memory the process has held, in bytes: of the accelerator if one is in use."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return int(torch.cuda.max_memory_allocated())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

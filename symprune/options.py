@@ -91,6 +91,40 @@ ReportError = Annotated[
     ),
 ]
 
+SCALE = "Large models"
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: divide the blocks among all devices, as accelerate does.",
+        rich_help_panel=SCALE,
+    ),
+]
+Offload = Annotated[
+    Path | None,
+    typer.Option(
+        "--offload-activations",
+        metavar="DIR",
+        help="Keep the hidden states in a file there, not in memory.",
+        rich_help_panel=SCALE,
+    ),
+]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart",
+        help="Throw away an unfinished run of this output, which is otherwise gone on with.",
+        rich_help_panel=SCALE,
+    ),
+]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        help="Append progress, speed and memory to this file, as JSON lines.",
+        rich_help_panel=SCALE,
+    ),
+]
+
 REFINEMENT = "Refinement"
 MaxCycles = Annotated[
     int | None,

@@ -16,11 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration, checkpoint, decide, distributed, engine, hub, measure, resume
+from symprune import (
+    calibration,
+    checkpoint,
+    decide,
+    distributed,
+    engine,
+    hub,
+    measure,
+    memory,
+    offload,
+    resume,
+    walk,
+)
 from symprune.eval.perplexity import perplexity
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
 from symprune.pack import open_shards, weight_files
+from symprune.placement import place
+from symprune.progress import Meter, Show
 from symprune.recipe import Recipe
 from symprune.shards import Shards
 from symprune.sink import Sink, StreamedBlocks
@@ -48,6 +62,9 @@ class Job:
     report_error: bool = False
     masks: Path | None = None
     restart: bool = False
+    device_map: str | None = None
+    offload: Path | None = None
+    log: Path | None = None
     gram_device: str = "auto"
 
     @property
@@ -72,7 +89,7 @@ def default_output(model: str, recipe: Recipe) -> str:
 def prune(
     job: Job,
     tell: Tell = lambda _: None,
-    watch: engine.Watch = lambda *_: None,
+    show: Show = lambda figures: None,
     watch_eval: Tick = lambda *_: None,
 ) -> dict[str, Any]:
     """Do the job and return its record; without times it is `symprune.json` in the output folder.
@@ -82,7 +99,9 @@ def prune(
     checkpoint.check_output(job.folder, job.force)
     hub.check_dtype(job.dtype)
     origin = hub.resolve(job.model)
-    device = hub.pick_device(job.device)
+    memory.return_large_blocks()
+    device = distributed.start(hub.pick_device(job.device))
+    allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
@@ -97,6 +116,7 @@ def prune(
     if job.evaluate:
         held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
     owner = distributed.rank() == 0
+    meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.force, job.restart, owner) as work:
         facts = _facts(job, origin, data, base, device)
         if not owner:
@@ -106,12 +126,12 @@ def prune(
         sink = _sink(job, opened, work, progress)
         if owner:
             distributed.wait()
-        blocks = StreamedBlocks(opened.streamed, sink, progress)
-        ruler = _Ruler(job, opened.streamed, held_out, seqlen, tell, watch_eval)
+        blocks = StreamedBlocks(opened.streamed, sink, progress, allocate)
+        ruler = _Ruler(job, opened.streamed, held_out, seqlen, allocate, tell, watch_eval)
         dense = blocks.once(f"dense {ruler}", ruler.measure)
         tell(_begins(job, progress, len(blocks)))
         report = engine.prune(
-            opened.streamed.model, data, job.recipe, watch, job.report_error, base, blocks=blocks,
+            opened.streamed.model, data, job.recipe, meter, job.report_error, base, blocks=blocks,
             held_out=watched, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.notes[:] = list(dict.fromkeys([*notes, *report.notes]))
@@ -133,6 +153,7 @@ def prune(
             )
             lasting = {name: value for name, value in record.items() if name not in PASSING}
             checkpoint.write_record(sink.folder, lasting)
+    meter.close()
     distributed.wait()
     record["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record["output"] = str(job.folder)
@@ -161,7 +182,10 @@ def _open(job: Job, origin: hub.Origin, device: torch.device, work: Path, tell: 
             new.rename(folder)
     shards = open_shards(folder)
     config = hub.load_config(hub.Origin(job.model, str(folder)))
-    return _Opened(folder, shards, StreamedModel(shards, config, job.dtype, device))
+    streamed = StreamedModel(shards, config, job.dtype, device)
+    if job.device_map is not None:
+        streamed.place(place(streamed, job.device_map))
+    return _Opened(folder, shards, streamed)
 
 
 def _facts(
@@ -211,6 +235,7 @@ class _Ruler:
     streamed: StreamedModel
     held_out: Tensor | None
     seqlen: int
+    allocate: walk.Allocate | None
     tell: Tell
     tick: Tick
 
@@ -225,7 +250,7 @@ class _Ruler:
         at_once = measure.windows_at_once(self.streamed, self.seqlen, self.job.recipe.nsamples)
         return measure.perplexity(
             self.streamed, self.held_out, self.seqlen, self.job.eval_windows, self.tick, pruned,
-            at_once,
+            at_once, self.allocate,
         ).to_dict()  # fmt: skip
 
 

@@ -232,13 +232,13 @@ def symmetric(weight: Tensor, *, squared: bool = False) -> Tensor:
 @criterion
 def ri(weight: Tensor) -> Tensor:
     """|W| (1/c + 1/r) (Theorem 6.3.5, relative importance)"""
-    return weight.abs() * (inverse(_columns(weight)) + inverse(_rows(weight)))
+    return weight.abs().mul_(inverse(_columns(weight)) + inverse(_rows(weight)))
 
 
 @criterion
 def ria(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
     """|W| (1/c + 1/r) x^alpha (Lemma 6.3.6; alpha = 0.5 is best on the thesis's models)"""
-    return ri(weight) * input_norm**alpha
+    return ri(weight).mul_(input_norm**alpha)
 
 
 @criterion

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import engine
+from symprune import engine, memory
 from symprune.errors import SympruneError
 from symprune.fed.ledger import Ledger
 from symprune.fed.pruning import resume
@@ -133,7 +133,7 @@ def run(
             keep(block + 1)
             done(block, blocks)
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
-    report.peak_memory = engine.peak_memory()
+    report.peak_memory = memory.peak()
     return Result(report, traffic, list(server.members), server.promise())
 
 
@@ -159,7 +159,7 @@ def prune(
     blocks = 0
 
     def tick(stage: str, block: int, done: int, samples: int) -> None:
-        watch(stage, block, blocks, done, samples)
+        watch(stage, block, blocks, done, samples, "")
 
     server = Server(model, recipe or Recipe(), len(clients), secure, privacy, reference)
     blocks = len(server.layout.blocks)
@@ -172,7 +172,7 @@ def prune(
     def send(outgoing: Mapping[int, bytes]) -> Mapping[int, bytes]:
         return {number: members[number](data) for number, data in outgoing.items()}
 
-    return run(server, send, lambda block, of: watch("done", block, of, 0, 0))
+    return run(server, send, lambda block, of: watch("done", block, of, 0, 0, ""))
 
 
 def _given(tokens: Tensor | None) -> list[Tensor]:

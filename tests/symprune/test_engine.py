@@ -205,7 +205,7 @@ def test_the_memory_of_gram_matrices_is_said_before_the_first_block() -> None:
     stages: list[str] = []
     recipe = Recipe(method="wanda", refine="swap")
 
-    def watch(stage: str, *_: int) -> None:
+    def watch(stage: str, *_: object) -> None:
         stages.append(stage)
         assert told or stage == "embed"
 

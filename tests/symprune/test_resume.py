@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import families
 import killing
@@ -95,9 +96,9 @@ def test_finished_blocks_are_not_pruned_again(
         die_after(3, patch)
         with pytest.raises(Killed):
             run.prune(job(dense, tmp_path / "out"))
-    seen: list[tuple[str, int]] = []
-    record = run.prune(job(dense, tmp_path / "out"), watch=lambda *a: seen.append(a[:2]))
-    assert {block for stage, block in seen if stage == "mask"} == {4, 5}
+    seen: list[dict[str, Any]] = []
+    record = run.prune(job(dense, tmp_path / "out"), show=seen.append)
+    assert {step["block"] for step in seen if step["stage"] == "mask"} == {5, 6}
     assert len(record["layers"]) == 7 * BLOCKS
 
 

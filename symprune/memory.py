@@ -1,0 +1,50 @@
+"""What the process holds of the machine's memory, and giving back what it no longer needs."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+LARGE = 2**20
+
+
+def return_large_blocks() -> None:
+    """Have glibc give every freed block of a megabyte or more back to the system at once.
+
+    Left alone it raises that threshold to 32 MB as such blocks come and go, and keeps holes between
+    the tensors of a streamed model that add up to more than a block.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(MMAP_THRESHOLD, LARGE)
+
+
+def now() -> int:
+    """Bytes held now: of the accelerator if one is in use, else resident."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.memory_allocated())
+    return _resident() or _most_resident()
+
+
+def peak() -> int:
+    """The most bytes the process has held: of the accelerator if one is in use."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    return max(_most_resident(), _resident())
+
+
+def _resident() -> int:
+    """0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.is_file() else 0
+
+
+def _most_resident() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
