@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from symprune.fed.deploy import Deployment, deployed
+from symprune.fed.flower import need_flower
 from symprune.fed.job import Job
 from symprune.fed.options import parse_options
 
@@ -46,6 +46,9 @@ def deploy(
     ] = False,
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
+    need_flower()
+    from symprune.fed.deploy import Deployment, deployed
+
     problem = {"data": data, "model": model, "split": split, "clients": clients}
     job = Job(
         algorithm, parse_options(option or []), {**problem, "l2": l2, "seed": seed}, rounds, seed

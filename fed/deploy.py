@@ -15,9 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from symprune.errors import SympruneError
 from symprune.fed.flower import QUIET, need_flower
@@ -52,6 +54,7 @@ clientapp = "{app}:client"
 clients = {clients}
 timeout = {timeout}
 nodes = ""
+attempt = ""
 folder = {folder}
 job = {job}
 """
@@ -84,6 +87,8 @@ class Deployment:
     telemetry: bool = False
     data: tuple[str, ...] = ()  # own data of client 0, 1, ...; empty: shares of the job's data set
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    children: list[psutil.Process] = field(default_factory=list)
+    attempt: str = ""
 
     def __post_init__(self) -> None:
         need_flower()
@@ -168,11 +173,13 @@ class Deployment:
 
     def submit(self) -> str:
         """Hand the app to the SuperLink; the id of the run."""
-        for old in ("history.json", "error.txt"):
-            (self.folder / "server" / old).unlink(missing_ok=True)
+        self.result.unlink(missing_ok=True)
+        for old in self.result.parent.glob("error*.txt"):
+            old.unlink()
+        self.attempt = f"-{time.time_ns()}"
         nodes = ",".join(str(node) for node in self.register())
-        app = str(self.folder / "app")
-        said = self.flwr("run", app, "symprune", "--run-config", f'nodes="{nodes}"')
+        config = f'nodes="{nodes}" attempt="{self.attempt}"'
+        said = self.flwr("run", str(self.folder / "app"), "symprune", "--run-config", config)
         found = re.search(r'"run-id":\s*"?(\d+)', said)
         if found is None:
             raise SympruneError(f"The SuperLink did not take the run: {said.strip()}.")
@@ -187,7 +194,7 @@ class Deployment:
 
     def finished(self) -> bool:
         """Whether the result is there; why not, if there will be none."""
-        error = self.folder / "server" / "error.txt"
+        error = self.folder / "server" / f"error{self.attempt}.txt"
         if error.exists():
             raise SympruneError(error.read_text().strip())
         link = self.processes.get("superlink")
@@ -205,11 +212,19 @@ class Deployment:
         """End every process that was started, nodes first."""
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.kill(name, signal.SIGTERM)
+        for child in self.children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(self.children, 60)
+        self.children = []
 
     def kill(self, name: str, how: signal.Signals) -> None:
-        """End one process; those that Flower started for it watch it and follow by themselves."""
+        """End one process. Those that Flower started for it watch it and should follow by
+        themselves; `stop` sees to it."""
         process = self.processes.pop(name)
         if process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                self.children += psutil.Process(process.pid).children(recursive=True)
             process.send_signal(how)
         try:
             process.wait(60)

@@ -130,10 +130,14 @@ def ask(grid: Grid, letters: Mapping[int, bytes], timeout: float) -> Mail:
 
 def _pull(grid: Grid, letter: str, node: int) -> list[tuple[str, int, bytes]] | None:
     """The reply to one letter, alone, so that what is wrong with it is its own affair."""
+    from httpx import HTTPError
+
     try:
         messages = list(grid.pull_messages([letter]))
         return [_opened(message) for message in messages] if messages else None
-    except (SympruneError, ValueError, TypeError, KeyError) as error:
+    except HTTPError:  # the SuperLink cannot be reached: no client's fault
+        raise
+    except Exception as error:
         log.warning("The reply of node %s is refused: %s", node, error)
         return []
 
@@ -170,7 +174,7 @@ def _node(config: dict[str, Setting], run: Mapping[str, Any]) -> Node:
     check(isinstance(number, int), "This node's configuration does not say which client it is.")
     assert isinstance(number, int)
     own, common = config.get("folder"), run.get("folder")
-    check(own or common, "Neither the node nor the run says where the client's state is kept.")
+    check(bool(own or common), "Neither node nor run says where the client's state is kept.")
     folder = Path(str(own)) if own else Path(str(common)) / f"client-{number}"
     return Node(number, folder, config)
 
@@ -189,12 +193,19 @@ def server_app(
 
     @app.main()
     def run(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+        _speak()
         config = {**(given or {}), **context.run_config}
         numbers = _numbers(grid, int(config["clients"]), str(config.get("nodes", "")))
         main(FlowerTransport(grid, numbers, float(config.get("timeout", TIMEOUT))), config)
 
     return app
+
+
+def _speak() -> None:
+    """Progress and refusals on the standard error stream, which Flower keeps as the run's log."""
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
 
 
 def _numbers(grid: Grid, clients: int, nodes: str) -> dict[int, int]:
@@ -221,7 +232,8 @@ def _numbers(grid: Grid, clients: int, nodes: str) -> dict[int, int]:
 
 def train(transport: Transport, config: Mapping[str, Any]) -> None:
     """The server of `symprune.fed`'s algorithms: runs the configuration's `job`, a `Job` as JSON.
-    Checkpoint, model and history, or why there are none, are in `server` below its `folder`."""
+    Checkpoint, model and history, or why there are none, are in `server` below its `folder`; the
+    configuration's `attempt` tells the failure of this run from that of an earlier one."""
     from symprune.fed.job import job_from_json
     from symprune.fed.server import serve
 
@@ -233,7 +245,7 @@ def train(transport: Transport, config: Mapping[str, Any]) -> None:
             serve(job, transport, folder).write(folder, job.whole_problem())
     except Exception as error:
         sentence = str(error) if isinstance(error, SympruneError) else repr(error)
-        (folder / "error.txt").write_text(f"{sentence}\n")
+        (folder / f"error{config.get('attempt', '')}.txt").write_text(f"{sentence}\n")
         raise
 
 

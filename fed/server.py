@@ -13,7 +13,6 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,16 +68,9 @@ class Outcome:
         os.replace(beside, folder / "history.json")
 
 
-def serve(
-    job: Job,
-    transport: Transport,
-    folder: Path,
-    *,
-    pause: float = 3.0,
-    watch: Callable[[Record], None] | None = None,
-) -> Outcome:
+def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
     """Run the job to its last round, from where the folder's checkpoint stands. `pause` seconds
-    pass before a round that nobody replied to is tried again; `watch` sees every new record."""
+    pass before a round without the replies it needs is tried again."""
     check(job.clients == transport.clients, f"The job is for {job.clients} clients.")
     with limited_threads():
         problem = job.whole_problem()
@@ -90,8 +82,6 @@ def serve(
             record = loop.measure(own)
             loop.save(folder / "state.safetensors")
             log.info("Round %s of %s: %s", loop.turn, job.rounds, _line(record))
-            if watch is not None:
-                watch(record)
         return loop.outcome()
 
 
@@ -133,11 +123,10 @@ def _gather(
         missing = [i for i in range(job.clients) if i not in told]
         letters = {i: _about(job, i, {"kind": "describe"}) for i in missing}
         for client, data in transport.exchange(letters).items():
-            header = unpack(data, HEADER_BYTES).header
-            if header.get("status") == "described":
-                told[client] = _described(header, client, problem)
-            else:
-                log.warning("Client %s cannot start: %s", client, header.get("reason"))
+            try:
+                told[client] = _described(unpack(data, HEADER_BYTES).header, client, problem)
+            except SympruneError as error:
+                log.warning("Client %s cannot start: %s", client, error)
         if len(told) == job.clients:
             break
         log.info("%s of %s clients are here.", len(told), job.clients)
@@ -154,6 +143,7 @@ def _gather(
 
 def _described(header: dict[str, Any], client: int, problem: Problem) -> dict[str, Any]:
     """A client's own words, checked."""
+    check(header.get("status") != "error", str(header.get("reason")))
     rows, own, d = header.get("rows"), header.get("own"), header.get("dimension")
     check(type(rows) is int and rows > 0, f"Client {client} says it has {rows!r} rows.")
     sentence = f"Client {client} has a model of {d!r} parameters, the server {problem.dimension}."

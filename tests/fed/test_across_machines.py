@@ -140,6 +140,14 @@ def test_a_folder_with_another_run_is_refused_and_more_rounds_are_not(tmp_path: 
         run(job("fedavg"), tmp_path)
 
 
+def test_a_client_that_never_says_what_it_holds_is_named(tmp_path: Path) -> None:
+    def confused(number: int, client: int, reply: bytes) -> bytes:
+        return b"?" if client == 3 else reply
+
+    with pytest.raises(SympruneError, match="Clients 3 did not say"):
+        run(job("gd"), tmp_path, after=confused)
+
+
 def test_a_round_without_any_reply_ends_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(SympruneError, match="Round 0 was tried"):
         run(job("gd"), tmp_path, before=lambda number, client: number < 0)

@@ -96,6 +96,19 @@ def test_private_keys_are_private_and_the_certificate_is_the_authoritys(
     assert (keys / "node-0.key").read_bytes() == before
 
 
+def test_the_command_prepares_a_folder_and_refuses_what_cannot_be(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from symprune.fed.cli import app
+
+    command = ["deploy", "--algorithm", "fedavg", "--folder", str(tmp_path), "--only-prepare"]
+    done = CliRunner().invoke(app, [*command, "--set", "p=0.5", "--clients", "3"])
+    assert done.exit_code == 0 and (tmp_path / "keys" / "node-2.pub").exists()
+    for extra, culprit in ((["--set", "colour=3"], "colour"), (["--own-data", "a"], "1 data sets")):
+        refused = CliRunner().invoke(app, [*command, *extra])
+        assert isinstance(refused.exception, SympruneError) and culprit in str(refused.exception)
+
+
 def test_nothing_calls_home_unless_asked(tmp_path: Path, ports: tuple[int, int]) -> None:
     environment = make(tmp_path, ports)._environment()
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
