@@ -53,7 +53,7 @@ def deploy(
     job = Job(
         algorithm, parse_options(option or []), {**problem, "l2": l2, "seed": seed}, rounds, seed
     )
-    own = tuple(own_data or ())
+    own = tuple({"data": each} for each in own_data or ())
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own)
     if only_prepare:
         deployment.prepare()

@@ -25,6 +25,9 @@ from symprune.errors import SympruneError
 from symprune.fed.flower import QUIET, need_flower
 from symprune.fed.job import Job
 from symprune.fed.keys import make_keys
+from symprune.fed.pruning.remote import STATE, Task
+from symprune.fed.pruning.resume import blocks_done
+from symprune.fed.transport import Setting
 
 HOST = "127.0.0.1"
 START = 300.0  # seconds a process may take until it listens
@@ -60,10 +63,10 @@ job = {job}
 """
 CODE = '''"""The Flower app. symprune itself is installed on every machine."""
 
-from symprune.fed.client import answer
-from symprune.fed.flower import client_app, server_app, train
+from symprune.fed.{client} import answer
+from symprune.fed.flower import client_app, server_app, {main}
 
-server = server_app(train)
+server = server_app({main})
 client = client_app(answer)
 '''
 CONNECTION = """[superlink]
@@ -80,12 +83,12 @@ class Deployment:
     """A federation in a folder. Ports: `port` for the SuperLink, `node_port + i` for node i."""
 
     folder: Path
-    job: Job
+    job: Job | Task
     port: int = 8000
     node_port: int = 9094
     timeout: float = 600.0  # seconds a round waits for a client that is still connected
     telemetry: bool = False
-    data: tuple[str, ...] = ()  # own data of client 0, 1, ...; empty: shares of the job's data set
+    settings: tuple[Mapping[str, Setting], ...] = ()  # what the owner of client 0, 1, ... has set
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     children: list[psutil.Process] = field(default_factory=list)
     attempt: str = ""
@@ -93,12 +96,13 @@ class Deployment:
     def __post_init__(self) -> None:
         need_flower()
         self.folder = self.folder.resolve()
-        if self.data and len(self.data) != self.job.clients:
-            raise SympruneError(f"{len(self.data)} data sets for {self.job.clients} clients.")
+        if self.settings and len(self.settings) != self.job.clients:
+            raise SympruneError(f"{len(self.settings)} data sets for {self.job.clients} clients.")
 
     @property
     def result(self) -> Path:
-        return self.folder / "server" / "history.json"
+        name = "history.json" if isinstance(self.job, Job) else "model/symprune.json"
+        return self.folder / "server" / name
 
     def prepare(self) -> None:
         """App folder, keys and Flower's own folder, which must not be inside the app's."""
@@ -109,14 +113,16 @@ class Deployment:
         quoted = json.dumps  # a JSON string is a TOML string
         project = PROJECT.format(
             app=APP,
-            algorithm=self.job.algorithm,
+            algorithm=self.job.algorithm if isinstance(self.job, Job) else "Pruning",
             clients=self.job.clients,
             timeout=float(self.timeout),
             folder=quoted(str(self.folder)),
             job=quoted(self.job.to_json()),
         )
         (app / "pyproject.toml").write_text(project)
-        (app / f"{APP}.py").write_text(CODE)
+        training = isinstance(self.job, Job)
+        client, main = ("client", "train") if training else ("pruning.remote", "prune")
+        (app / f"{APP}.py").write_text(CODE.format(client=client, main=main))
         authority = quoted(str(keys / "ca.crt"))
         connection = CONNECTION.format(host=HOST, port=self.port, authority=authority)
         (home / "config.toml").write_text(connection)
@@ -156,10 +162,10 @@ class Deployment:
         return nodes
 
     def start_node(self, number: int, key: Path | None = None) -> None:
-        """A SuperNode with its key, its own state folder and, if it has some, its own data."""
+        """A SuperNode with its key, its own state folder and its owner's settings."""
         config = f'client={number} folder="{self.folder / f"client-{number}"}"'
-        if self.data:
-            config += f' data="{self.data[number]}"'
+        for name, value in (self.settings[number] if self.settings else {}).items():
+            config += f" {name}={json.dumps(value)}"
         keys, port = self.folder / "keys", self.node_port + number
         options = {
             "--superlink": f"{HOST}:{self.port}",
@@ -173,8 +179,9 @@ class Deployment:
 
     def submit(self) -> str:
         """Hand the app to the SuperLink; the id of the run."""
-        self.result.unlink(missing_ok=True)
-        for old in self.result.parent.glob("error*.txt"):
+        if isinstance(self.job, Job):
+            self.result.unlink(missing_ok=True)
+        for old in (self.folder / "server").glob("error*.txt"):
             old.unlink()
         self.attempt = f"-{time.time_ns()}"
         nodes = ",".join(str(node) for node in self.register())
@@ -186,9 +193,11 @@ class Deployment:
         return found[1]
 
     def rounds_done(self) -> int:
-        """The rounds the server has finished and saved."""
+        """The rounds (of pruning: blocks) the server has finished and saved."""
         from symprune.fed.checkpoint import load
 
+        if isinstance(self.job, Task):
+            return blocks_done(self.folder / "server" / STATE)
         file = self.folder / "server" / "state.safetensors"
         return load(file).turn if file.exists() else 0
 

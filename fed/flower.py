@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from symprune.fed.job import Job
+    from symprune.fed.pruning.remote import Task
 
+Main = Callable[[Transport, Mapping[str, Any]], None]
 log = logging.getLogger("symprune.fed")
 RECORD, FIELD = "symprune", "letter"
 STYPE = "symprune.bytes"  # not numpy's format: its header may claim any size
@@ -179,9 +181,7 @@ def _node(config: dict[str, Setting], run: Mapping[str, Any]) -> Node:
     return Node(number, folder, config)
 
 
-def server_app(
-    main: Callable[[Transport, Mapping[str, Any]], None], given: Mapping[str, Any] | None = None
-) -> ServerApp:
+def server_app(main: Main, given: Mapping[str, Any] | None = None) -> ServerApp:
     """A ServerApp that runs `main` with a transport to all clients and the run's configuration:
     `clients`, `timeout` in seconds, and `nodes`, the ids of the clients' nodes in order. Without
     `nodes` every node is asked for its number, which is for the simulation only: a stranger could
@@ -232,17 +232,33 @@ def _numbers(grid: Grid, clients: int, nodes: str) -> dict[int, int]:
 
 def train(transport: Transport, config: Mapping[str, Any]) -> None:
     """The server of `symprune.fed`'s algorithms: runs the configuration's `job`, a `Job` as JSON.
-    Checkpoint, model and history, or why there are none, are in `server` below its `folder`; the
-    configuration's `attempt` tells the failure of this run from that of an earlier one."""
+    Checkpoint, model and history are in `server` below its `folder`."""
     from symprune.fed.job import job_from_json
     from symprune.fed.server import serve
 
+    with _server_folder(config) as folder:
+        job = job_from_json(str(config["job"]))
+        serve(job, transport, folder).write(folder, job.whole_problem())
+
+
+def prune(transport: Transport, config: Mapping[str, Any]) -> None:
+    """The server of federated pruning: runs the configuration's `job`, a `remote.Task` as JSON. The
+    pruned model is in `server/model` below its `folder`."""
+    from symprune.fed.pruning import remote
+
+    with _server_folder(config) as folder:
+        remote.serve(remote.Task.from_json(str(config["job"])), transport, folder)
+
+
+@contextmanager
+def _server_folder(config: Mapping[str, Any]) -> Iterator[Path]:
+    """The server's own folder. Why there is no result is written there; the configuration's
+    `attempt` tells the failure of this run from that of an earlier one."""
     folder = Path(str(config["folder"])) / "server"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with _alone(folder):
-            job = job_from_json(str(config["job"]))
-            serve(job, transport, folder).write(folder, job.whole_problem())
+            yield folder
     except Exception as error:
         sentence = str(error) if isinstance(error, SympruneError) else repr(error)
         (folder / f"error{config.get('attempt', '')}.txt").write_text(f"{sentence}\n")
@@ -264,13 +280,29 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def simulation(job: Job, folder: Path, cpus: int = 1) -> None:
     """Run a job in Flower's simulation: clients are actors of Ray on this machine."""
+    from symprune.fed.client import answer
+
+    _simulate(train, answer, job.to_json(), job.clients, folder, cpus)
+
+
+def prune_simulation(
+    task: Task, settings: Sequence[Mapping[str, Setting]], folder: Path, cpus: int = 1
+) -> None:
+    """Federated pruning in Flower's simulation; `settings` are those of each client's node."""
+    from symprune.fed.pruning import remote
+
+    def answer(data: bytes, node: Node) -> bytes:
+        return remote.answer(data, replace(node, config=settings[node.number]))
+
+    _simulate(prune, answer, task.to_json(), task.clients, folder, cpus)
+
+
+def _simulate(main: Main, answer: Answer, job: str, clients: int, folder: Path, cpus: int) -> None:
     need_flower()
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves on a busy machine
     from flwr.simulation import run_simulation
 
-    from symprune.fed.client import answer
-
-    config = {"job": job.to_json(), "folder": str(folder), "clients": job.clients}
-    server, client = server_app(train, config), client_app(answer, config)
+    config = {"job": job, "folder": str(folder), "clients": clients}
+    server, client = server_app(main, config), client_app(answer, config)
     resources = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": cpus}}
-    run_simulation(server, client, job.clients, backend_config=resources)
+    run_simulation(server, client, clients, backend_config=resources)

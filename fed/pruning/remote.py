@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def answer(data: bytes, node: Node) -> bytes:
     own log."""
     settings = Settings.of(node.config)
     with limited_threads():
-        model, tokens = _loaded(settings)
+        model, tokens = settings.loaded()
         return Client(model, tokens, settings.privacy, settings.secure, node.folder)(data)
 
 
@@ -117,12 +116,9 @@ class Settings:
     def privacy(self) -> Privacy | None:
         return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
 
-
-@lru_cache(maxsize=1)
-def _loaded(settings: Settings) -> tuple[nn.Module, Tensor]:
-    """In a process that lives longer than a message, read once."""
-    model, tokenizer = hub.load(settings.model, device="cpu")
-    tokens = calibration.calibration_tokens(
-        settings.text, tokenizer, settings.nsamples, settings.seqlen, settings.seed
-    )
-    return model, tokens
+    def loaded(self) -> tuple[nn.Module, Tensor]:
+        model, tokenizer = hub.load(self.model, device="cpu")
+        tokens = calibration.calibration_tokens(
+            self.text, tokenizer, self.nsamples, self.seqlen, self.seed
+        )
+        return model, tokens

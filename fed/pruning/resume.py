@@ -43,6 +43,14 @@ def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -
     new.replace(path)
 
 
+def blocks_done(path: Path) -> int:
+    """How many blocks a saved run has decided; 0 without one."""
+    if not path.exists():
+        return 0
+    with safe_open(path, framework="pt") as opened:
+        return int(json.loads(opened.metadata()["run"])["next_block"])
+
+
 def restore(path: Path, server: Server) -> tuple[int, dict[str, Any]]:
     """Bring a new server to where the saved one was: the next block, and the traffic so far."""
     try:

@@ -6,12 +6,12 @@ import importlib.util
 import logging
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loopback import Loopback
 from machines import CLIENTS, job, same
 
 from symprune.errors import SympruneError
@@ -71,49 +71,13 @@ def test_other_records_are_refused() -> None:
             flower.from_record(content)
 
 
-class Loopback:
-    """A grid without an engine: a message goes straight to the ClientApp of its node."""
-
-    def __init__(self, app: Any, folder: Path) -> None:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as an engine does
-        self.app, self.folder = app, folder
-        self.nodes = {900 - i: i for i in range(CLIENTS)}  # ids that are not in order
-        self.mail: dict[str, Any] = {}
-        self.gone: set[int] = set()
-
-    def get_node_ids(self) -> list[int]:
-        return [node for node in self.nodes if node not in self.gone]
-
-    def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        from flwr.app import Context, RecordDict
-
-        out = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            letter = f"{len(self.mail)}"
-            message.metadata.__dict__["_message_id"] = letter
-            config = {"partition-id": self.nodes[node], "folder": str(self.folder / str(node))}
-            context = Context(1, node, config, RecordDict(), {})  # type: ignore[arg-type]
-            reply = None if node in self.gone else self.app(message, context)
-            if reply is not None:
-                reply.metadata.__dict__["_src_node_id"] = node
-            self.mail[letter] = reply
-            out.append(letter)
-        return out
-
-    def pull_messages(self, letters: Iterable[str]) -> list[Any]:
-        return [self.mail[letter] for letter in letters if self.mail[letter] is not None]
-
-
 @needs_flower
 @pytest.mark.parametrize("name", STATES)
 def test_apps_without_an_engine_give_the_bits_of_the_in_process_run(
     name: str, tmp_path: Path
 ) -> None:
     task = job(name)
-    grid: Any = Loopback(flower.client_app(answer), tmp_path)
+    grid: Any = Loopback(flower.client_app(answer), tmp_path, CLIENTS)
     numbers = flower._numbers(grid, CLIENTS, "")
     assert numbers == grid.nodes
     outcome = serve(task, flower.FlowerTransport(grid, numbers), tmp_path / "server", pause=0)
@@ -128,7 +92,7 @@ def test_a_node_that_leaves_is_named_and_the_round_goes_on(
 ) -> None:
     monkeypatch.setattr(flower, "ROLL_CALL", 0.0)
     monkeypatch.setattr(flower, "POLL", 0.0)
-    grid: Any = Loopback(flower.client_app(answer), tmp_path)
+    grid: Any = Loopback(flower.client_app(answer), tmp_path, CLIENTS)
     grid.gone.add(899)
     transport = flower.FlowerTransport(grid, grid.nodes)
     with caplog.at_level(logging.WARNING, "symprune.fed"):
@@ -139,7 +103,7 @@ def test_a_node_that_leaves_is_named_and_the_round_goes_on(
 
 @needs_flower
 def test_a_node_cannot_take_the_number_of_another(tmp_path: Path) -> None:
-    grid: Any = Loopback(flower.client_app(answer), tmp_path)
+    grid: Any = Loopback(flower.client_app(answer), tmp_path, CLIENTS)
     grid.nodes[899] = 0
     with pytest.raises(SympruneError, match=r"No node is client \[1\]"):
         flower._numbers(grid, CLIENTS, "")
