@@ -304,5 +304,5 @@ def _simulate(main: Main, answer: Answer, job: str, clients: int, folder: Path, 
 
     config = {"job": job, "folder": str(folder), "clients": clients}
     server, client = server_app(main, config), client_app(answer, config)
-    resources = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": cpus}}
+    resources: Any = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": cpus}}
     run_simulation(server, client, clients, backend_config=resources)

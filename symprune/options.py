@@ -372,17 +372,18 @@ class Refining:
 def expand(command: Callable[..., None]) -> Callable[..., None]:
     """A command for Typer from one that takes groups of options: each field is an option."""
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, type] = {}
+    groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        if not is_dataclass(parameter.annotation):
+        group: Any = parameter.annotation
+        if not is_dataclass(group):
             parameters.append(parameter)
             continue
-        groups[parameter.name] = parameter.annotation
-        hints = get_type_hints(parameter.annotation, include_extras=True)
+        groups[parameter.name] = group
+        hints = get_type_hints(group, include_extras=True)
         parameters += [
             parameter.replace(name=each.name, annotation=hints[each.name], default=each.default)
-            for each in fields(parameter.annotation)
+            for each in fields(group)
         ]
 
     def run(**options: Any) -> None:

@@ -62,7 +62,7 @@ class Task:
 
 def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     """A command's job for a federation: the server's task, and what each owner would set."""
-    check(job.texts, "Nodes have texts of their own: name one --client for each.")
+    check(bool(job.texts), "Nodes have texts of their own: name one --client for each.")
     origin = hub.resolve(job.model)
     seqlen, _ = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     recipe = job.recipe.with_changes(seqlen=seqlen)
