@@ -128,7 +128,19 @@ def write_around(
     elif model.can_generate():
         model.generation_config.save_pretrained(folder)
     if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        there = [source / name for name in _tokenizer_files(tokenizer)]
+        for path in filter(Path.is_file, there):
+            shutil.copyfile(path, folder / path.name)
+        if not any(map(Path.is_file, there)):
+            tokenizer.save_pretrained(folder)
+
+
+def _tokenizer_files(tokenizer: Any) -> set[str]:
+    """What a tokenizer's files may be called. They are copied as they are: what `save_pretrained`
+    writes depends on whether the hub was within reach."""
+    names = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    names |= {"added_tokens.json", "chat_template.jinja", "chat_template.json"}
+    return names | set(getattr(tokenizer, "vocab_files_names", {}).values())
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
         "--main_process_port", str(free_port()), "-m", "symprune", *map(str, arguments),
     ]  # fmt: skip
