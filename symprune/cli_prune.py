@@ -9,13 +9,14 @@ import typer
 
 from symprune import console
 from symprune import options as o
+from symprune.option_groups import Choosing, Refining, expand
 
 
-@o.expand
+@expand
 def prune(
     model: o.Model,
     *,
-    choosing: o.Choosing,
+    choosing: Choosing,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
@@ -25,7 +26,7 @@ def prune(
         typer.Option(help="swap, dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
     ] = None,
     max_swaps: o.MaxSwaps = None,
-    refining: o.Refining,
+    refining: Refining,
     update: o.UpdateName = None,
     update_iters: o.UpdateIters = None,
     rounds: o.Rounds = None,
@@ -70,7 +71,7 @@ def prune(
     _do(job, json_file)
 
 
-@o.expand
+@expand
 def refine_masks(
     model: o.Model,
     *,
@@ -79,7 +80,7 @@ def refine_masks(
     ],
     refine: Annotated[str, typer.Option(help="dsnot, r2-dsnot or swap.")] = "dsnot",
     max_swaps: o.MaxSwaps = None,
-    refining: o.Refining,
+    refining: Refining,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,

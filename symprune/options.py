@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -314,59 +311,9 @@ RecipeName = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Choosing:
-    """Which weights go: a recipe, a criterion, how many."""
-
-    recipe: RecipeName = None
-    method: Method = None
-    sparsity: Sparsity = None
-    pattern: PatternText = None
-    group: Group = None
-    alpha: Alpha = None
-    beta: Beta = None
-    p: P = None
-    set_: Set = None
-
-    def build(self, **others: Any) -> Recipe:
-        """The recipe these options and `others` (None: not given) describe."""
-        if self.sparsity is not None and self.pattern is not None:
-            raise SympruneError("Give --sparsity or --pattern, not both.")
-        changes = given(
-            method=self.method,
-            sparsity=self.sparsity,
-            pattern=self.pattern,
-            group=self.group,
-            **others,
-        )
-        chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
-        chosen = chosen.with_changes(**changes)
-        params = given(alpha=self.alpha, beta=self.beta, p=self.p) | assignments(self.set_ or [])
-        return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
-
-
-@dataclass(frozen=True)
-class Refining:
-    """The options of DSnoT and R2-DSnoT."""
-
-    max_cycles: MaxCycles = None
-    update_threshold: UpdateThreshold = None
-    var_power: VarPower = None
-    refine_layers: RefineLayers = None
-    same_sign: SameSign = None
-    accept: Accept = None
-    refine_preset: Preset = None
-    grow_relative: GrowRelative = None
-    prune_relative: PruneRelative = None
-    gamma1: Gamma1 = None
-    gamma2: Gamma2 = None
-    norm_p: NormP = None
-    refine_alpha: RefineAlpha = None
-    literal_growth: LiteralGrowth = None
-
-    def given(self) -> dict[str, Any]:
-        """What was typed, under the names the refinements have for it."""
-        return given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+def given(self) -> dict[str, Any]:
+    """What was typed, under the names the refinements have for it."""
+    return given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

@@ -14,13 +14,14 @@ from symprune import options as o
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.fed.pruning.noise import Privacy
+from symprune.option_groups import Choosing, Refining, expand
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
 FEDERATED = "federated"
 
 
-@o.expand
+@expand
 def prune(
     model: o.Model,
     *,
@@ -70,7 +71,7 @@ def prune(
             help="Public text that noised statistics are measured against. [dim]\\[builtin][/dim]",
         ),
     ] = None,
-    choosing: o.Choosing,
+    choosing: Choosing,
     calibration: o.Calibration = None,
     nsamples: Annotated[
         int | None,
@@ -85,7 +86,7 @@ def prune(
     refine: Annotated[
         str | None, typer.Option(help="dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT)
     ] = None,
-    refining: o.Refining,
+    refining: Refining,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     output: o.Output = None,

@@ -1,0 +1,63 @@
+"""Options that belong together and several commands take: one argument there, many for the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from symprune import options as o
+from symprune.errors import SympruneError
+from symprune.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Which weights go: a recipe, a criterion, how many."""
+
+    recipe: o.RecipeName = None
+    method: o.Method = None
+    sparsity: o.Sparsity = None
+    pattern: o.PatternText = None
+    group: o.Group = None
+    alpha: o.Alpha = None
+    beta: o.Beta = None
+    p: o.P = None
+    set_: o.Set = None
+
+    def build(self, **others: Any) -> Recipe:
+        """The recipe these options and `others` (None: not given) describe."""
+        if self.sparsity is not None and self.pattern is not None:
+            raise SympruneError("Give --sparsity or --pattern, not both.")
+        changes = o.given(
+            method=self.method,
+            sparsity=self.sparsity,
+            pattern=self.pattern,
+            group=self.group,
+            **others,
+        )
+        chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
+        chosen = chosen.with_changes(**changes)
+        params = o.given(alpha=self.alpha, beta=self.beta, p=self.p) | o.assignments(
+            self.set_ or []
+        )
+        return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
+
+
+@dataclass(frozen=True)
+class Refining:
+    """The options of DSnoT and R2-DSnoT."""
+
+    max_cycles: o.MaxCycles = None
+    update_threshold: o.UpdateThreshold = None
+    var_power: o.VarPower = None
+    refine_layers: o.RefineLayers = None
+    same_sign: o.SameSign = None
+    accept: o.Accept = None
+    refine_preset: o.Preset = None
+    grow_relative: o.GrowRelative = None
+    prune_relative: o.PruneRelative = None
+    gamma1: o.Gamma1 = None
+    gamma2: o.Gamma2 = None
+    norm_p: o.NormP = None
+    refine_alpha: o.RefineAlpha = None
+    literal_growth: o.LiteralGrowth = None
