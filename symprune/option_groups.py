@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
 
 from symprune import options as o
 from symprune.errors import SympruneError
@@ -37,9 +39,8 @@ class Choosing:
         )
         chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
         chosen = chosen.with_changes(**changes)
-        params = o.given(alpha=self.alpha, beta=self.beta, p=self.p) | o.assignments(
-            self.set_ or []
-        )
+        params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
+        params |= o.assignments(self.set_ or [])
         return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
 
 
@@ -61,3 +62,35 @@ class Refining:
     norm_p: o.NormP = None
     refine_alpha: o.RefineAlpha = None
     literal_growth: o.LiteralGrowth = None
+
+    def given(self) -> dict[str, Any]:
+        """What was typed, under the names the refinements have for it."""
+        return o.given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+
+
+def expand(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer from one that takes groups of options: each field is an option."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group: Any = parameter.annotation
+        if not is_dataclass(group):
+            parameters.append(parameter)
+            continue
+        groups[parameter.name] = group
+        hints = get_type_hints(group, include_extras=True)
+        parameters += [
+            parameter.replace(name=each.name, annotation=hints[each.name], default=each.default)
+            for each in fields(group)
+        ]
+
+    def run(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{each.name: options.pop(each.name) for each in fields(group)})
+        command(**options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

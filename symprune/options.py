@@ -311,39 +311,6 @@ RecipeName = Annotated[
 ]
 
 
-def given(self) -> dict[str, Any]:
-    """What was typed, under the names the refinements have for it."""
-    return given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
-
-
-def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer from one that takes groups of options: each field is an option."""
-    signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        group: Any = parameter.annotation
-        if not is_dataclass(group):
-            parameters.append(parameter)
-            continue
-        groups[parameter.name] = group
-        hints = get_type_hints(group, include_extras=True)
-        parameters += [
-            parameter.replace(name=each.name, annotation=hints[each.name], default=each.default)
-            for each in fields(group)
-        ]
-
-    def run(**options: Any) -> None:
-        for name, group in groups.items():
-            options[name] = group(**{each.name: options.pop(each.name) for each in fields(group)})
-        command(**options)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run
-
-
 def given(**options: Any) -> dict[str, Any]:
     """The options that were typed."""
     return {name: value for name, value in options.items() if value is not None}
