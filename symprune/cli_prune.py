@@ -126,6 +126,7 @@ def _do(job: Any, json_file: Path | None) -> None:
     console.prepare_libraries()
     with console.display(distributed.is_first()) as shown:
         record = run.prune(job, shown.tell, shown.show, shown.watch_eval)
+    distributed.stop()
     if not distributed.is_first():
         return
     console.out.print(tables.by_kind(record["layers"]))

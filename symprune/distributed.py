@@ -112,8 +112,8 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device) -> None:
         if names[0] in done:
             continue
         done.update(names)
-        stats = next((table[name] for name in names if name in table), None)
-        stats = stats or ChannelStats(channels, collect, device)
+        met = [table[name] for name in names if name in table]
+        stats = met[0] if met else ChannelStats(channels, collect, device)
         stats.all_reduce()
         table |= dict.fromkeys(names, stats)
 

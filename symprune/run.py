@@ -195,11 +195,12 @@ def _facts(
     folder = hub.local_folder(origin)
     names = weight_files(folder) if folder else [origin.gguf_file or "config.json"]
     files = {}
-    for name in names:
-        about = (Path(folder or origin.path) / name).stat()
-        files[name] = f"{about.st_size} bytes, changed {about.st_mtime_ns}"
+    for path in (Path(folder or origin.path) / name for name in names):
+        if path.is_file():
+            about = path.stat()
+            files[path.name] = f"{about.st_size} bytes, changed {about.st_mtime_ns}"
     return {
-        "model": files,
+        "model": files or str(origin),
         "recipe": job.recipe.to_dict(),
         "calibration tokens": resume.digest(data) if isinstance(data, Tensor) else None,
         "masks": resume.digest(*(base.bits(name) for name in base)) if base else None,

@@ -218,7 +218,7 @@ class OutputFile:
         if tuple(tensor.shape) != entry.shape or CODES[tensor.dtype] != entry.dtype:
             raise SympruneError(f"{name} changed its shape or type while it was pruned.")
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        self._put(entry.start, memoryview(plain.numpy()))
+        self._put(entry.start, plain.numpy().data)
 
     def copy(self, name: str, source: Shards) -> None:
         """Take over a tensor's bytes, or its values where the type differs."""
@@ -228,7 +228,7 @@ class OutputFile:
             return
         place = entry.start
         for chunk in source.chunks(name):
-            self._put(place, memoryview(chunk))
+            self._put(place, chunk.data)
             place += len(chunk)
 
     def sync(self) -> None:
