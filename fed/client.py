@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from symprune.fed.exchange import Parcel, collect
 from symprune.fed.job import Job
 from symprune.fed.letters import Header, Letter, unpack
 from symprune.fed.problem import Problem
-from symprune.fed.protocol import State, Turn, check
+from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.simulate import DIVERGED
 from symprune.fed.threads import limited_threads
 from symprune.fed.transport import Node
@@ -95,33 +95,31 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     record, problem = _load(file), _own_problem(job, node)
     turn = Turn(number, job.seed, int(header["n"]), torch.tensor([node.number]))
     algorithm = job.built()
-    if record is not None and record.turn == number and record.counted == counted:
-        state, known = record.heard, bool(record.reply)
-    else:
+    received = collect([letter.parts[0]])
+    if record is None or (record.turn, record.counted) != (number, counted):
         found = None if record is None else record.state(counted)
         if found is None and (counted < 0 or len(letter.parts) > 1):
-            begin = Turn(0, job.seed, turn.n, turn.clients)
-            found = algorithm.client_init(problem, begin)
-            if len(letter.parts) > 1:
-                found = {**found, **collect([letter.parts[1]])}
+            found = _anew(algorithm, problem, turn, letter.parts[1:])
         if found is None:
             return Letter({"status": "lost"})
-        received = collect([letter.parts[0]])
-        state, known = algorithm.listen(found, received, turn), False
-        record = Record(counted, number, state)
-    assert record is not None
+        record = Record(counted, number, algorithm.listen(found, received, turn))
     if not header["work"]:
         _save(file, record)
         return Letter({"status": "heard", "turn": number})
-    if not known:  # a turn that is asked for again gets the same bytes again
-        received = collect([letter.parts[0]])
-        record.worked, message = algorithm.client_step(state, received, problem, turn)
+    if not record.reply:  # a turn that is asked for again gets the same bytes again
+        record.worked, message = algorithm.client_step(record.heard, received, problem, turn)
         parcel = Parcel(message, 1, reply=True)
         parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}", DIVERGED)
         done = {"status": "done", "turn": number, "bits": int(parcel.bits()[0])}
         record.reply = Letter(done, (parcel.encode(0),)).pack()
     _save(file, record)
     return unpack(record.reply)
+
+
+def _anew(algorithm: Algorithm, problem: Problem, turn: Turn, memory: tuple[bytes, ...]) -> State:
+    """The first state, with what the server remembers of a later one."""
+    first = algorithm.client_init(problem, replace(turn, number=0))
+    return {**first, **collect(list(memory))}
 
 
 def record_file(folder: Path, run: str) -> Path:

@@ -13,7 +13,7 @@ from machines import Network, job, same
 from symprune.errors import SympruneError
 from symprune.fed.letters import Letter, unpack
 from symprune.fed.payload import _varints, decode_message, encode_message
-from symprune.fed.protocol import Like
+from symprune.fed.protocol import Like, State
 from symprune.fed.replies import deliveries, largest, opened
 from symprune.fed.server import Outcome, serve
 
@@ -82,15 +82,20 @@ def run(folder: Path, name: str, forge: Callable[[bytes], bytes | None]) -> Outc
     return serve(job(name), network, folder / "server", pause=0)
 
 
+@pytest.fixture(scope="module")
+def without_it(tmp_path_factory: pytest.TempPathFactory) -> State:
+    """The server's state when the client says nothing in that round."""
+    return run(tmp_path_factory.mktemp("silent"), "fedavg", lambda reply: None).server
+
+
 @pytest.mark.parametrize("kind", list(FORGED))
 def test_a_reply_that_is_wrong_is_refused_named_and_without_influence(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, without_it: State
 ) -> None:
     forge, reason = FORGED[kind]
     with caplog.at_level(logging.WARNING, "symprune.fed"):
-        outcome = run(tmp_path / "forged", "fedavg", forge)
-    silent = run(tmp_path / "silent", "fedavg", lambda reply: None)
-    assert same(outcome.server, silent.server)
+        outcome = run(tmp_path, "fedavg", forge)
+    assert same(outcome.server, without_it)
     assert "Client 1, round 1: refused" in caplog.text and reason in caplog.text
 
 

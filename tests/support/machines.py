@@ -20,7 +20,7 @@ PROBLEM = {"data": "digits", "split": "class:2", "clients": CLIENTS, "l2": 0.1}
 OPTIONS: dict[str, dict[str, Any]] = {"ldp-fedp3": {"epsilon": None}}
 
 
-def job(name: str, rounds: int = 3, **options: Any) -> Job:
+def job(name: str, rounds: int = 2, **options: Any) -> Job:
     return Job(name, {**OPTIONS.get(name, {}), **options}, PROBLEM, rounds)
 
 
