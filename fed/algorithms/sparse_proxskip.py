@@ -70,7 +70,8 @@ class SparseProxSkipLocal(SparseProxSkip):
 @register
 @dataclass(frozen=True)
 class SparseProxSkipModified(SparseProxSkip):
-    """Ablation: sends TopK but measures h against the unpruned vector, so sum h_i drifts."""
+    """Ablation: sends TopK but measures h against the unpruned vector, so sum h_i drifts. That
+    vector never leaves the client: one that lost its disk goes on from what it sent."""
 
     name = "sparse-proxskip-modified"
     paper = f"{PAPER}, appendix D (Sparse-ProxSkip-modified)"
