@@ -11,8 +11,9 @@ demo: .venv/.ready
 	$(BIN)/symprune prune --model smollm2-135m --method ria --sparsity 0.5 --calibration builtin \
 	  --nsamples 16 --seqlen 512 --eval-windows 24 --output $(DEMO) --force
 
+# One process per core, each with one thread.
 test: .venv/.ready check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: .venv/.ready
 	$(BIN)/python -m pytest -m slow
