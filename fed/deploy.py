@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from symprune.fed.pruning.resume import blocks_done
 from symprune.fed.transport import Setting
 
 HOST = "127.0.0.1"
+MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
 START = 300.0  # seconds a process may take until it listens
 APP = "symprune_app"
 PROJECT = """[build-system]
@@ -90,8 +92,8 @@ class Deployment:
     telemetry: bool = False
     settings: tuple[Mapping[str, Setting], ...] = ()  # what the owner of client 0, 1, ... has set
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    children: list[psutil.Process] = field(default_factory=list)
     attempt: str = ""
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         need_flower()
@@ -221,19 +223,17 @@ class Deployment:
         """End every process that was started, nodes first."""
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.kill(name, signal.SIGTERM)
-        for child in self.children:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(self.children, 60)
-        self.children = []
+        strays = [process for process in psutil.process_iter() if self._started(process)]
+        for stray in strays:
+            with suppress(psutil.Error):
+                stray.kill()
+        psutil.wait_procs(strays, 60)
 
     def kill(self, name: str, how: signal.Signals) -> None:
         """End one process. Those that Flower started for it watch it and should follow by
         themselves; `stop` sees to it."""
         process = self.processes.pop(name)
         if process.poll() is None:
-            with suppress(psutil.NoSuchProcess):
-                self.children += psutil.Process(process.pid).children(recursive=True)
             process.send_signal(how)
         try:
             process.wait(60)
@@ -268,7 +268,14 @@ class Deployment:
         path = bin_folder + os.pathsep + os.environ.get("PATH", "")
         home = {"FLWR_HOME": str(self.folder / "flower"), "PATH": path}
         quiet = {} if self.telemetry else QUIET
-        return {**os.environ, **quiet, **home}
+        return {**os.environ, **quiet, **home, MARK: self.mark}
+
+    def _started(self, process: psutil.Process) -> bool:
+        """Whether a process, however remotely, was started by this object."""
+        try:
+            return process.environ().get(MARK) == self.mark
+        except psutil.Error:
+            return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -115,6 +116,21 @@ def test_nothing_calls_home_unless_asked(tmp_path: Path, ports: tuple[int, int])
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
     assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert environment["FLWR_HOME"] == str(tmp_path.resolve() / "flower")
+
+
+def test_stopping_ends_what_lingers_and_nothing_else(
+    tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    deployment, other = make(tmp_path, ports), make(tmp_path, ports)
+    wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+    started = [
+        subprocess.Popen(wait, env=each._environment(), start_new_session=True)
+        for each in (deployment, other)
+    ]
+    deployment.stop()
+    assert [process.poll() is None for process in started] == [False, True]
+    other.stop()
+    assert started[1].poll() is not None
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, ports: tuple[int, int]) -> None:
