@@ -162,8 +162,8 @@ class Shards:
         for start in range(entry.start, entry.start + entry.size, CHUNK):
             length = min(CHUNK, entry.start + entry.size - start)
             yield np.frombuffer(mapped, np.uint8, length, start)
-            first = start - start % mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_DONTNEED, first, start + length - first)
+            # All of the map: the system also maps pages around those that were asked for.
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Ask the system to bring these tensors into its file cache while other work goes on."""
