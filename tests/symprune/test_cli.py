@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from symprune import MaskSet, cli
 from symprune.errors import SympruneError
 
-COMMANDS = ("prune", "refine", "sweep", "eval", "inspect", "report", "models", "methods")
+COMMANDS = (
+    "prune", "refine", "sweep", "eval", "inspect", "report", "pack", "unpack", "models", "methods",
+)  # fmt: skip
 SMALL = ["--calibration", "builtin", "--nsamples", "4", "--seqlen", "32", "--eval-windows", "4"]
 
 
