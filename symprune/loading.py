@@ -78,7 +78,7 @@ class Names:
         sources = self.sources[name]
         if sources[0][1] is None:
             return {name: tensors.read(sources[0][0])}
-        rule = deepcopy(self._converters[sources[0][1]])
+        rule: Any = deepcopy(self._converters[sources[0][1]])
         for key, pattern in sources:
             rule.add_tensor(name, key, pattern, lambda key=key: tensors.read(key))
         made = rule.convert(name, model=self.model, config=self.model.config)
@@ -116,6 +116,7 @@ def release(model: nn.Module, parameters: Iterable[str]) -> None:
     for name in parameters:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        if module._parameters.get(leaf) is not None:
-            empty = torch.empty_like(module._parameters[leaf], device="meta")
+        there = module._parameters.get(leaf)
+        if there is not None:
+            empty = torch.empty_like(there, device="meta")
             module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)

@@ -159,7 +159,7 @@ class PackedShards(Shards):
         except (ValueError, IndexError, KeyError) as error:
             raise self._corrupt(name) from error
         data = np.ascontiguousarray(data)
-        if zlib.crc32(data.reshape(-1).view(np.uint8)) != code.checksum:
+        if zlib.crc32(data.reshape(-1).view(np.uint8).data) != code.checksum:
             raise self._corrupt(name)
         flat = torch.from_numpy(data.reshape(-1).view(np.uint8))
         return flat.view(DTYPES[entry.dtype]).view(entry.shape)
@@ -231,7 +231,7 @@ def _pack_file(source: Shards, path: Path, weights: Shards, done: _Count) -> Non
 def _code(source: Shards, name: str, weights: Shards) -> Code:
     tensor = source.read(name)
     data = _integers(tensor)
-    checksum = zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+    checksum = zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     if source.files == [maskset.FILE_NAME]:
         if name in weights and np.array_equal(_bits(_integers(weights.read(name))), data):
             return Code(DERIVED, 0, 0, checksum)

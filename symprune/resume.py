@@ -212,7 +212,7 @@ class HiddenStates:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 def write_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
