@@ -10,6 +10,7 @@ import pytest
 import torch
 
 torch.manual_seed(0)
+os.environ.pop("COLUMNS", None)  # a width fixed here would rule what tests ask for
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
