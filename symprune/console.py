@@ -55,8 +55,11 @@ class Display:
         self.watch(stage, block - 1, blocks, done, total, layer)
         speed = figures["tokens_per_second"]
         held, most = (figures[name] / 1e9 for name in ("memory_bytes", "peak_memory_bytes"))
-        text = f"{speed:,.0f} tokens/s · " if speed else ""
-        self.progress.update(self.blocks, figures=f"{text}{held:.2f} GB, peak {most:.2f} GB")
+        unit, memory = "tokens/s", f"{held:.2f} GB, peak {most:.2f} GB"
+        if narrow():
+            unit, memory = "tok/s", f"{held:.1f}/{most:.1f} GB"
+        text = f"{speed:,.0f} {unit} " if speed else ""
+        self.progress.update(self.blocks, figures=text + memory)
 
     def watch(
         self, stage: str, block: int, blocks: int, done: int, total: int, layer: str = ""
@@ -67,7 +70,7 @@ class Display:
             self.progress.update(self.blocks, completed=block + 1)
             return
         where = f"block {block + 1}: {STAGES[stage]}" if stage != "embed" else STAGES[stage]
-        if layer:
+        if layer and not narrow():
             where += f" {'.'.join(layer.removesuffix('.weight').split('.')[-2:])}"
         share = {"collect": 0.0, "mask": 0.5, "advance": 0.5}.get(stage, 0.0)
         inside = share + 0.5 * done / max(total, 1) if stage in ("collect", "advance") else share
@@ -91,13 +94,18 @@ class Display:
             self.windows = None
 
 
+def narrow() -> bool:
+    """Whether a line has no room for everything."""
+    return err.width < 110
+
+
 @contextmanager
 def display(speaking: bool = True) -> Iterator[Display]:
     """A live display for the length of a command; silent in all processes but one."""
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=5 if narrow() else 30),
         _WholeSteps(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
