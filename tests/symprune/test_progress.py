@@ -8,6 +8,7 @@ from pathlib import Path
 import families
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
@@ -54,7 +55,23 @@ def test_speed_and_time_left_follow_from_the_steps(monkeypatch: pytest.MonkeyPat
     assert meter.figures["tokens_per_second"] == 100.0
 
 
-def test_a_person_sees_the_same(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "doing", "speed", "memory"),
+    [
+        (160, "block 2: masking self_attn.q_proj", "tokens/s", "GB, peak"),
+        (80, "block 2: masking", "tok/s", "GB"),
+    ],
+)
+def test_a_person_sees_the_same(
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    doing: str,
+    speed: str,
+    memory: str,
+) -> None:
+    monkeypatch.setattr(console, "err", Console(stderr=True, width=columns))
     shown: list[str] = []
     with console.display() as display:
 
@@ -64,8 +81,9 @@ def test_a_person_sees_the_same(tiny_folder: Path, tmp_path: Path) -> None:
             shown.append(f"{task.description} {task.fields['figures']}")
 
         run.prune(run.Job(str(tiny_folder), RECIPE, tmp_path / "out", evaluate=False), show=show)
-    assert any("block 2: masking self_attn.q_proj" in line for line in shown)
-    assert "tokens/s" in shown[-1] and "GB, peak" in shown[-1]
+    assert any(doing in line for line in shown)
+    assert speed in shown[-1] and memory in shown[-1]
+    assert all(len(line) < columns - 30 for line in shown)
 
 
 def test_a_log_that_cannot_be_written_is_named(tiny_folder: Path, tmp_path: Path) -> None:
