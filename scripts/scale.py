@@ -28,7 +28,7 @@ from torch import Tensor
 from symprune.shards import INDEX, OutputFile, make_header
 
 SEVEN = {"hidden_size": 4096, "intermediate_size": 11008, "heads": 32, "blocks": 32, "vocab": 32000}
-BENCH = {"hidden_size": 1024, "intermediate_size": 2816, "heads": 16, "vocab": 16384}
+BENCH = {"hidden_size": 2048, "intermediate_size": 5632, "heads": 16, "vocab": 16384}
 SHARD = 5 * 10**9
 POOL = 2**22
 DTYPE = torch.bfloat16
