@@ -2,9 +2,9 @@
 
 Every process walks the same blocks over its own samples. After a block is measured, the statistics
 are added up over the processes, so all of them score the same numbers and make the same masks.
-Per-channel sums are fp64 sums of a sample's fp32 sums: their order moves the fp32 norm by at most
-its last bit, and only if it lies within 1e-15 of a rounding boundary. The Gram matrix is summed in
-fp32, so masks refined and weights updated from it agree to rounding (1e-6), not in every bit.
+Per-channel sums are exact (`stats`), so their order does not show in a bit. The Gram matrix is
+summed in fp32, so masks refined and weights updated from it agree to rounding (1e-6), not in every
+bit.
 """
 
 from __future__ import annotations
