@@ -109,7 +109,7 @@ def owl(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
     return _exact(layers, wanted)
 
 
-def by_error(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
+def by_error(layers: list[Layer]) -> dict[str, int]:
     """Step by step, the next weights go where they cost the least part of their layer's output.
 
     A row's lowest scores go first, so a layer's price per weight only rises: taking the cheapest

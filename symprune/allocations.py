@@ -14,8 +14,8 @@ from symprune.errors import SympruneError
 class OWL:
     """OWL (Yin et al., 2024): blocks with more outliers give less.
 
-    outlier: scores above so many times the mean are outliers. spread: no block's sparsity is
-    further than this from the whole's.
+    outlier: scores above so many times the mean are outliers. spread: the blocks' sparsities cover
+    a range of twice this, with the whole's as their mean.
     """
 
     name: ClassVar[str] = "owl"
@@ -44,7 +44,7 @@ class ByError:
         _check_spread(self.spread)
 
     def __call__(self, layers: list[allocate.Layer], sparsity: float) -> dict[str, int]:
-        return allocate.by_error(layers, sparsity, self.spread)
+        return allocate.by_error(layers)
 
 
 Allocation = OWL | ByError

@@ -45,7 +45,7 @@ class Plan:
     report_error: bool = False
     base: MaskSet | None = None
     gram_device: str = "auto"
-    held_out: int = 0
+    held_out: int | None = None  # samples of this process; None: nobody watches
     removed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -155,7 +155,7 @@ def _walk(
 ) -> None:
     """tokens are this process's: calibration samples, then plan.held_out others."""
     count, samples = len(blocks), len(tokens)
-    calibrating = range(samples - plan.held_out)
+    calibrating = range(samples - (plan.held_out or 0))
 
     def ticker(stage: str, index: int) -> walk.Tick:
         return lambda done: watch(stage, index, count, done, samples, "")
@@ -181,8 +181,8 @@ def _walk(
                         plan.gram_device,
                     )
                     distributed.reduce(measured)
-                    if plan.held_out:
-                        others = range(samples - plan.held_out, samples)
+                    if plan.held_out is not None:
+                        others = range(calibrating.stop, samples)
                         watched = walk.collect(
                             *settings, [GRAM], [], ticker("collect", index), others,
                             plan.gram_device,
@@ -210,7 +210,7 @@ def _gram_memory(
 ) -> str:
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
     widths = walk.distinct_inputs(activations, index, block, found)
-    needed = sum(4 * width * width for width in widths) * (2 if plan.held_out else 1)
+    needed = sum(4 * width * width for width in widths) * (1 if plan.held_out is None else 2)
     where = "disk" if plan.gram_device == "disk" else "memory"
     free = psutil.virtual_memory().available
     on_host = plan.gram_device == "cpu" or next(block.parameters()).device.type == "cpu"

@@ -36,7 +36,7 @@ def test_equal_outliers_mean_equal_shares() -> None:
 def test_the_budget_goes_where_it_costs_least() -> None:
     """Against every other division in the same steps."""
     layers = [layer("a", 0, price=1), layer("b", 0, price=3), layer("c", 1, price=9)]
-    counts = allocate.by_error(layers, 0.5, 0.1)
+    counts = allocate.by_error(layers)
     assert sum(counts.values()) == 1200 and counts["a"] > counts["b"] > counts["c"]
 
     def cost(chosen: tuple[int, ...]) -> float:

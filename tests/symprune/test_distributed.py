@@ -36,7 +36,9 @@ def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         "--main_process_port", str(free_port()), "-m", "symprune", *map(str, arguments),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
 
 
 @pytest.mark.parametrize("family", ["smollm", "mixtral"])
@@ -61,6 +63,28 @@ def test_two_processes_make_the_files_of_one(family: str, tmp_path: Path) -> Non
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["of"] for line in lines if line["stage"] == "collect"} == {3}
+
+
+def test_two_processes_watch_one_held_out_sample_and_share_the_look_at_the_dense_model(
+    tmp_path: Path,
+) -> None:
+    """One of them has no held-out sample: both must still add up together."""
+    families.model().save_pretrained(tmp_path / "dense")
+    families.tokenizer().save_pretrained(tmp_path / "dense")
+    steps = ["--method", "wanda", "--update", "lsq", "--allocate", "owl", "--no-eval"]
+    done = launch("prune", "--model", tmp_path / "dense", *steps, "-o", tmp_path / "two", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    recipe = Recipe(
+        method="wanda", update="lsq", allocate="owl", calibration=__file__, nsamples=5, seqlen=32
+    )
+    one = run.Job(str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", False)
+    run.prune(one)
+    records = [
+        json.loads((tmp_path / name / "symprune.json").read_text()) for name in ("one", "two")
+    ]
+    for ours, theirs in zip(*(record["layers"] for record in records), strict=True):
+        assert ours["removed"] == theirs["removed"]
+        assert theirs["held_out_error"] == pytest.approx(ours["held_out_error"], rel=1e-3)
 
 
 def test_more_processes_than_samples_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
