@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.masks import drop_lowest
 
 STATISTICS = ("input_norm", "output_norm", "generator")
 
@@ -325,11 +324,28 @@ def stochria(
 
 
 def _sampled_sum(matrix: Tensor, tau: int, generator: torch.Generator) -> Tensor:
-    """The sum of `tau` entries of each row, drawn without replacement: those with the highest of as
-    many random keys. Keys are drawn on the CPU, so every device samples the same."""
-    keys = torch.rand(matrix.shape, generator=generator)
-    chosen = drop_lowest(keys, matrix.shape[1] - tau).to(matrix.device)
-    return (matrix * chosen).sum(1)
+    """The sum of `tau` entries of each row, drawn without replacement: they are drawn, or the
+    others if those are fewer."""
+    count, size = matrix.shape
+    fewer = _subsets(count, size, min(tau, size - tau), generator).to(matrix.device)
+    return (matrix.gather(1, fewer) if 2 * tau <= size else matrix.scatter(1, fewer, 0)).sum(1)
+
+
+def _subsets(count: int, size: int, tau: int, generator: torch.Generator) -> Tensor:
+    """`count` independent subsets of `tau` of `size` things, `[count, tau]`, all equally likely.
+
+    R. W. Floyd's algorithm, for all subsets at once: the k-th draw is among the first size-tau+k
+    things; one that is already in stands for the last of them, which cannot be in yet. Drawn on
+    the CPU, so that every device samples the same.
+    """
+    last = torch.arange(size - tau, size)
+    drawn = (torch.rand(tau, count, generator=generator) * (last + 1).unsqueeze(1)).long()
+    taken, places = torch.zeros(count * size, dtype=torch.bool), torch.arange(count) * size
+    for draw, newest in zip(drawn, last.tolist(), strict=True):
+        draw.clamp_(max=newest)  # a product in fp32 may round up to what it must stay below
+        draw.masked_fill_(taken[draw + places], newest)
+        taken[draw + places] = True
+    return drawn.T
 
 
 _REGISTRY["symwanda-diag"] = _REGISTRY["symwanda"]  # the name the table of methods uses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -185,6 +186,17 @@ def test_stochria_sums_exactly_tau_entries(sampling: str) -> None:
     norms = {"input_norm": torch.ones(30), "generator": torch.Generator().manual_seed(0)}
     score = scores.get("stochria")(ones, norms, {"beta": 0.25, "sampling": sampling})
     torch.testing.assert_close(score, torch.full((20, 30), 2 / 5))
+
+
+@pytest.mark.parametrize("tau", [1, 2, 3, 4])
+def test_every_subset_is_equally_likely(tau: int) -> None:
+    digits = torch.tensor([[1.0, 10.0, 100.0, 1000.0, 10000.0]]).expand(20000, 5)
+    sums = scores._sampled_sum(digits, tau, torch.Generator().manual_seed(0))
+    found, counts = sums.unique(return_counts=True)
+    subsets = {float(sum(s)) for s in itertools.combinations(digits[0].tolist(), tau)}
+    assert set(found.tolist()) == subsets
+    expected = 20000 / len(subsets)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # chi^2(9), 0.1 %
 
 
 def test_stochria_is_seeded(weight: Tensor, norms: dict[str, Tensor]) -> None:
