@@ -2,7 +2,7 @@
 
 A mask made once is made for the dense weights, while the weights that stay will be re-fitted. Here
 every round scores what each weight would be worth now. With W the dense layer, V the weights so far
-and H = G + lambda I, one preconditioned gradient step
+and H = G + R (`update.ridge`), one preconditioned gradient step
 
     Z = V + (W - V) H / diag(H)
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from symprune.update import least_squares
+from symprune.update import least_squares, ridge
 
 MaskOf = Callable[[Tensor, float], Tensor]
 """mask_of(values, share): the keep-mask when that share of what has to go is removed."""
@@ -33,19 +33,21 @@ def alternate(
     rounds: int,
     iters: int = 4,
     damping: float = 0.01,
+    shrink: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The weights and the mask after `rounds` rounds of `iters` conjugate gradient steps each."""
     weight = weight.float()
     gram = gram.to(weight.device)
-    diagonal = gram.diagonal()
-    shift = float(damping * diagonal.mean())
+    added = ridge(gram, damping, shrink)
+    diagonal = gram.diagonal() + added
+    ridges = {"damping": damping, "shrink": shrink}
     fitted = weight
     keep = torch.ones_like(weight, dtype=torch.bool)
     for number in range(1, rounds + 1):
         values = weight
-        if number > 1 and shift > 0:
+        if number > 1 and diagonal.any():
             missing = weight - fitted
-            values = fitted + torch.addmm(missing, missing, gram, beta=shift) / (diagonal + shift)
+            values = fitted + torch.addmm(missing * added, missing, gram) / diagonal
         keep = mask_of(values, 1 - (1 - number / rounds) ** 3)
-        fitted = least_squares(weight, keep, gram, start=fitted, iters=iters, damping=damping)
+        fitted = least_squares(weight, keep, gram, start=fitted, iters=iters, **ridges)
     return fitted, keep

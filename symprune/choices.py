@@ -66,6 +66,12 @@ def check_positive(**values: float) -> None:
             raise SympruneError(f"{name} must be above 0, not {value}.")
 
 
+def check_not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0:
+            raise SympruneError(f"{name} must be 0 or more, not {value}.")
+
+
 def _cast(owner: str, name: str, kind: str, value: Any) -> Any:
     """A value from a file or a command line as the option's type."""
     if value is None:

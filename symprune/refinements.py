@@ -9,10 +9,16 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from symprune import refine, swap
-from symprune.choices import check_choice, check_positive, choose, written
+from symprune.choices import (
+    check_choice,
+    check_not_negative,
+    check_positive,
+    choose,
+    written,
+)
 from symprune.errors import SympruneError
 from symprune.masks import Pattern
-from symprune.stats import GRAM, MOMENTS, ChannelStats
+from symprune.stats import GRAM, MOMENTS, SHRINK, ChannelStats
 
 PARTS = ("attn", "mlp", "all")
 ACCEPT = ("published", "improving")
@@ -107,17 +113,22 @@ class R2DSnoT(DSnoT):
 
 @dataclass(frozen=True)
 class Swap:
-    """Exact one-for-one swaps that lower the layer's true error on the calibration data."""
+    """Exact one-for-one swaps that lower the layer's true error on the calibration data.
+
+    shrink: how far measured correlations are distrusted, in units of channels / tokens.
+    """
 
     name: ClassVar[str] = "swap"
     needs: ClassVar[str] = GRAM
     layers: str = "all"
     max_swaps: int = 60
     candidates: int = 8
+    shrink: float = SHRINK
 
     def __post_init__(self) -> None:
         check_choice("layers", self.layers, PARTS)
         check_positive(max_swaps=self.max_swaps, candidates=self.candidates)
+        check_not_negative(shrink=self.shrink)
 
     def __call__(
         self, weight: Tensor, keep: Tensor, stats: ChannelStats, pattern: Pattern | None, base: str
@@ -128,6 +139,7 @@ class Swap:
             stats.gram,
             max_swaps=self.max_swaps,
             candidates=self.candidates,
+            shrink=self.shrink * stats.noise,
             pattern=pattern,
         )
 

@@ -26,6 +26,7 @@ from symprune.errors import SympruneError
 SQUARE = "square"
 MOMENTS = "moments"
 GRAM = "gram"
+SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
 
 
@@ -171,6 +172,11 @@ class ChannelStats:
         for start, end in self._stripes():
             gram[end:, start:end] = gram[start:end, end:].T
         return gram
+
+    @property
+    def noise(self) -> float:
+        """channels / tokens: the fewer tokens, the more of the correlations in G is chance."""
+        return self.channels / max(self.tokens, 1)
 
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""

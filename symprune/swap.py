@@ -10,6 +10,9 @@ Every step takes the best few of each (with N:M: the best pair of the best few g
 of G between them. Inside that part swaps are made one after the other, each the exact best of all
 pairs, as long as the error falls; then c is brought up to date at once. Rows that cannot improve
 drop out. DSnoT steers by the mean of the error instead.
+
+G is itself estimated, from few tokens. With `shrink` a swap must also lower d^T (G + shrink
+diag G) d, the error if channels were that much less correlated than these tokens say.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ def swap(
     *,
     max_swaps: int = 60,
     candidates: int = 8,
+    shrink: float = 0.0,
     pattern: Pattern | None = None,
 ) -> Tensor:
     """The keep-mask after at most `max_swaps` swaps in every row of `weight` (`[out, in]`).
@@ -41,8 +45,9 @@ def swap(
     `candidates` to grow and as many to prune, at most half are used before the next are looked for.
     """
     gram = gram.to(weight.device).contiguous()
+    settings = (gram, max_swaps, candidates, shrink, pattern)
     parts = [
-        _swap_rows(weight[rows].float(), keep[rows].clone(), gram, max_swaps, candidates, pattern)
+        _swap_rows(weight[rows].float(), keep[rows].clone(), *settings)
         for rows in torch.arange(len(weight), device=weight.device).split(ROWS_AT_ONCE)
     ]
     return torch.cat(parts)
@@ -52,17 +57,20 @@ def swap(
 class _Few:
     """Coordinates that may flip: those to grow, then as many to prune.
 
-    cost is what flipping each alone changes the row's error by, cross what a pair adds to the sum
-    of its two costs, value what a flip takes from the row's loss.
+    cost is what flipping each alone changes the row's error by, ridge the part of it that is due to
+    shrinking G, cross what a pair adds to the sum of its two costs, value what a flip takes from
+    the row's loss.
     """
 
     index: Tensor  # [rows, 2k]
     value: Tensor  # [rows, 2k]
     cost: Tensor  # [rows, 2k]
+    ridge: Tensor  # [rows, 2k]
     cross: Tensor  # [rows, 2k, 2k]
 
     def of(self, rows: Tensor) -> _Few:
-        return _Few(self.index[rows], self.value[rows], self.cost[rows], self.cross[rows])
+        parts = (self.index, self.value, self.cost, self.ridge, self.cross)
+        return _Few(*(part[rows] for part in parts))
 
 
 def _swap_rows(
@@ -71,6 +79,7 @@ def _swap_rows(
     gram: Tensor,
     max_swaps: int,
     candidates: int,
+    shrink: float,
     pattern: Pattern | None,
 ) -> Tensor:
     result = keep.clone()
@@ -79,16 +88,18 @@ def _swap_rows(
     error = (lost * pull).sum(1)
     # what flipping costs besides the term with c; infinite where there is nothing to grow, to prune
     own = weight**2 * gram.diagonal()
-    grow_own, prune_own = own.masked_fill(keep, torch.inf), own.masked_fill(~keep, torch.inf)
+    grow_own = ((1 - shrink) * own).masked_fill_(keep, torch.inf)
+    prune_own = ((1 + shrink) * own).masked_fill_(~keep, torch.inf)
     rows = torch.arange(len(weight), device=weight.device)
     left = max_swaps
     while left > 0:
         grow = torch.addcmul(grow_own, weight, pull, value=-2)
         prune = torch.addcmul(prune_own, weight, pull, value=2)
         if pattern is None:
-            few = _best_of_each(weight, grow, prune, gram, candidates)
+            g, q = _best_of_each(grow, prune, candidates)
         else:
-            few = _best_groups(weight, grow, prune, gram, candidates, pattern)
+            g, q = _best_groups(weight, grow, prune, gram, candidates, pattern)
+        few = _few(weight, grow, prune, g, q, gram, own, shrink)
         steps = min(left, max(1, candidates // 2))
         flip, gain = _swap_among(few, SMALLEST_GAIN * error, steps, paired=pattern is not None)
         left -= steps
@@ -105,29 +116,33 @@ def _swap_rows(
         column, grown = few.index[row, place], place < flip.shape[1] // 2
         result[rows[row], column] = grown
         prices = own[row, column]
-        grow_own[row, column] = prices.masked_fill(grown, torch.inf)
-        prune_own[row, column] = prices.masked_fill(~grown, torch.inf)
+        grow_own[row, column] = ((1 - shrink) * prices).masked_fill_(grown, torch.inf)
+        prune_own[row, column] = ((1 + shrink) * prices).masked_fill_(~grown, torch.inf)
     return result
 
 
 def _swap_among(few: _Few, smallest: Tensor, steps: int, paired: bool) -> tuple[Tensor, Tensor]:
-    """Which of the few flip after at most `steps` swaps, and how much each row's error falls.
+    """Which of the few flip after at most `steps` swaps, and by how much each row's error falls at
+    least: a swap is worth the smaller of what it takes from the error and from the shrunk one.
 
     A swap is any one to grow with any one to prune, or, paired, the i-th of each.
     """
+
+    def pairs(values: Tensor) -> Tensor:
+        if paired:
+            return values[:, :k] + values[:, k:]
+        return (values[:, :k].unsqueeze(2) + values[:, k:].unsqueeze(1)).flatten(1)
+
     cost, cross, k = few.cost, few.cross, few.cost.shape[1] // 2
-    together = cross[:, :k, k:].diagonal(dim1=1, dim2=2) if paired else cross[:, :k, k:]
+    together = cross[:, :k, k:]
+    together = together.diagonal(dim1=1, dim2=2) if paired else together.flatten(1)
+    together = together - pairs(few.ridge).clamp(max=0)
     row = torch.arange(len(cost), device=cost.device)
     flip = torch.zeros_like(cost, dtype=torch.bool)
     gain = torch.zeros_like(smallest)
     for _ in range(steps):
-        if paired:
-            change, g = (cost[:, :k] + cost[:, k:] + together).min(dim=1)
-            q = g + k
-        else:
-            pairs = cost[:, :k].unsqueeze(2) + cost[:, k:].unsqueeze(1) + together
-            change, place = pairs.flatten(1).min(dim=1)
-            g, q = place // k, place % k + k
+        change, place = (pairs(cost) + together).min(dim=1)
+        g, q = (place, place + k) if paired else (place // k, place % k + k)
         better = change < -smallest
         if not better.any():
             break
@@ -140,13 +155,10 @@ def _swap_among(few: _Few, smallest: Tensor, steps: int, paired: bool) -> tuple[
     return flip, gain
 
 
-def _best_of_each(
-    weight: Tensor, grow: Tensor, prune: Tensor, gram: Tensor, candidates: int
-) -> _Few:
-    few = min(candidates, weight.shape[1])
-    grow_cost, g = grow.topk(few, dim=1, largest=False)
-    prune_cost, q = prune.topk(few, dim=1, largest=False)
-    return _few(weight, g, q, torch.cat([grow_cost, prune_cost], 1), gram)
+def _best_of_each(grow: Tensor, prune: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    few = min(candidates, grow.shape[1])
+    g, q = (cost.topk(few, dim=1, largest=False).indices for cost in (grow, prune))
+    return g, q
 
 
 def _best_groups(
@@ -156,7 +168,7 @@ def _best_groups(
     gram: Tensor,
     candidates: int,
     pattern: Pattern,
-) -> _Few:
+) -> tuple[Tensor, Tensor]:
     """Of the groups of M that can gain most, the best pair each."""
     rows, columns = weight.shape
     m, groups = pattern.m, columns // pattern.m
@@ -167,15 +179,24 @@ def _best_groups(
     best, place = change.flatten(2).min(dim=2)
     group = best.topk(min(candidates, groups), dim=1, largest=False).indices
     pair = place.gather(1, group)
-    g, q = group * m + pair // m, group * m + pair % m
-    cost = torch.cat([grow.gather(1, g), prune.gather(1, q)], 1)
-    return _few(weight, g, q, cost, gram)
+    return group * m + pair // m, group * m + pair % m
 
 
-def _few(weight: Tensor, g: Tensor, q: Tensor, cost: Tensor, gram: Tensor) -> _Few:
+def _few(
+    weight: Tensor,
+    grow: Tensor,
+    prune: Tensor,
+    g: Tensor,
+    q: Tensor,
+    gram: Tensor,
+    own: Tensor,
+    shrink: float,
+) -> _Few:
     index = torch.cat([g, q], 1)
+    cost = torch.cat([grow.gather(1, g), prune.gather(1, q)], 1)
     value = torch.cat([weight.gather(1, g), -weight.gather(1, q)], 1)
+    ridge = shrink * torch.cat([-own.gather(1, g), own.gather(1, q)], 1)
     place = (index * gram.shape[1]).unsqueeze(2) + index.unsqueeze(1)
     cross = gram.view(-1).index_select(0, place.view(-1)).view(place.shape)
     cross.mul_(2 * value.unsqueeze(2)).mul_(value.unsqueeze(1))
-    return _Few(index, value, cost, cross)
+    return _Few(index, value, cost, ridge, cross)

@@ -22,24 +22,31 @@ def least_squares(
     start: Tensor | None = None,
     iters: int = 20,
     damping: float = 0.01,
+    shrink: float = 0.0,
     tolerance: float = 1e-3,
 ) -> Tensor:
     """Kept weights re-fitted to the dense layer's outputs, by preconditioned conjugate gradients.
 
-    Minimises sum over rows of (w~ - w)^T (G + lambda I) (w~ - w), where lambda is `damping` times
-    the mean of G's diagonal: directions the calibration data does not show stay at the dense
-    weights. start is where the kept weights begin, the dense ones if not given. An iteration is one
-    product with G. Stops after `iters`, or when every row's residual is below `tolerance` times
-    that of the masked dense weights.
+    Minimises sum over rows of (w~ - w)^T (G + R) (w~ - w), with R from `ridge`: directions the
+    calibration data does not show stay at the dense weights. start is where the kept weights begin,
+    the dense ones if not given. An iteration is one product with G. Stops after `iters`, or when
+    every row's residual is below `tolerance` times that of the masked dense weights.
     """
     weight = weight.float()
     gram = gram.to(weight.device)
-    shift = float(damping * gram.diagonal().mean())
+    added = ridge(gram, damping, shrink)
     begin = weight if start is None else start
-    if shift == 0:
+    if not added.any():
         return begin * keep
     parts = zip(*(t.split(ROWS_AT_ONCE) for t in (weight, begin, keep)), strict=True)
-    return torch.cat([_fit(w, x * k, k, gram, shift, iters, tolerance) for w, x, k in parts])
+    return torch.cat([_fit(w, x * k, k, gram, added, iters, tolerance) for w, x, k in parts])
+
+
+def ridge(gram: Tensor, damping: float, shrink: float) -> Tensor:
+    """The diagonal that is added to G: `damping` times the mean of G's, so that nothing is
+    singular, and `shrink` times G's own, as channels are less correlated than few tokens say."""
+    diagonal = gram.diagonal()
+    return damping * diagonal.mean() + shrink * diagonal
 
 
 def _fit(
@@ -47,16 +54,16 @@ def _fit(
     fitted: Tensor,
     keep: Tensor,
     gram: Tensor,
-    shift: float,
+    added: Tensor,
     iters: int,
     tolerance: float,
 ) -> Tensor:
     """Conjugate gradients from `fitted` for some rows, all at once."""
     kept = keep.to(weight.dtype)
-    scale = 1 / (gram.diagonal() + shift)
+    scale = 1 / (gram.diagonal() + added)
 
     def apply(v: Tensor) -> Tensor:
-        return torch.addmm(v, v, gram, beta=shift).mul_(kept)
+        return torch.addmm(v * added, v, gram).mul_(kept)
 
     def size_of(residual: Tensor) -> Tensor:
         return (residual * residual).mul_(scale).sum(1, keepdim=True)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from symprune import alternate, update
-from symprune.choices import check_positive, choose, written
+from symprune.choices import check_not_negative, check_positive, choose, written
 from symprune.masks import Pattern
-from symprune.stats import GRAM, ChannelStats
+from symprune.stats import GRAM, SHRINK, ChannelStats
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,15 @@ class LeastSquares:
     """Kept weights re-fitted to the dense layer's outputs by masked conjugate gradients.
 
     rounds: above 1, mask and weights are found in turn (`alternate`), with round_iters steps a
-    round.
+    round. damping: in units of G's mean diagonal. shrink: how far measured correlations are
+    distrusted, in units of channels / tokens.
     """
 
     name: ClassVar[str] = "lsq"
     needs: ClassVar[str] = GRAM
     iters: int = 20
     damping: float = 0.01
+    shrink: float = SHRINK
     tolerance: float = 1e-3
     rounds: int = 1
     round_iters: int = 4
@@ -32,6 +34,7 @@ class LeastSquares:
     def __post_init__(self) -> None:
         check_positive(iters=self.iters, damping=self.damping, tolerance=self.tolerance)
         check_positive(rounds=self.rounds, round_iters=self.round_iters)
+        check_not_negative(shrink=self.shrink)
 
     def __call__(
         self,
@@ -53,7 +56,7 @@ class LeastSquares:
             mask_of,
             rounds=self.rounds,
             iters=self.round_iters,
-            damping=self.damping,
+            **self._ridge(stats),
         )
         return self._fit(weight, keep, stats, start), keep
 
@@ -66,9 +69,13 @@ class LeastSquares:
             stats.gram,
             start=start,
             iters=self.iters,
-            damping=self.damping,
             tolerance=self.tolerance,
+            **self._ridge(stats),
         )
+
+    def _ridge(self, stats: ChannelStats) -> dict[str, float]:
+        shrink = self.shrink * stats.noise
+        return {"damping": self.damping, "shrink": shrink}
 
 
 @dataclass(frozen=True)

@@ -102,3 +102,32 @@ def test_dead_channels_are_given_up_for_living_ones() -> None:
     got = swap(weight, keep, x.T @ x)
     assert torch.equal(got, ~keep)
     assert float(row_errors(x, weight, got).sum()) == 0
+
+
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4)])
+def test_with_shrinking_neither_error_rises(pattern: Pattern | None) -> None:
+    weight, x = problem(24, 48, 60)
+    gram, shrink = x.T @ x, 0.8
+    keep = masks.keep_mask(weight.abs() * x.norm(dim=0), 0.5, "row", pattern)
+
+    def shrunk_errors(mask: Tensor) -> Tensor:
+        lost = (weight * ~mask).double()
+        return row_errors(x, weight, mask) + shrink * lost.square() @ gram.diagonal().double()
+
+    for _ in range(8):
+        after = swap(weight, keep, gram, max_swaps=1, shrink=shrink, pattern=pattern)
+        assert (row_errors(x, weight, after) <= row_errors(x, weight, keep) * (1 + 1e-6)).all()
+        assert (shrunk_errors(after) <= shrunk_errors(keep) * (1 + 1e-6)).all()
+        keep = after
+
+
+def test_shrinking_helps_on_other_tokens() -> None:
+    weight, x = problem(64, 48, 4096)
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) + 0.1 * x
+    keep = masks.keep_by_row(weight.abs() * x.norm(dim=0), 0.5)
+    few, others = x[:96], x[96:]
+    plain, shrunk = (
+        row_errors(others, weight, swap(weight, keep, few.T @ few, shrink=shrink)).sum()
+        for shrink in (0.0, 2 * 48 / 96)
+    )
+    assert shrunk < plain

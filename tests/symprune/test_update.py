@@ -27,12 +27,14 @@ def error(x: Tensor, weight: Tensor, changed: Tensor) -> float:
     return float((x.double() @ (changed - weight).double().T).square().sum())
 
 
-def test_conjugate_gradients_find_the_direct_solution() -> None:
+@pytest.mark.parametrize("shrink", [0, 0.3])
+def test_conjugate_gradients_find_the_direct_solution(shrink: float) -> None:
     weight, keep, x = problem(10, 32, 200)
     gram = x.T @ x
     shift = 1e-4 * gram.diagonal().mean()
-    damped = (gram + shift * torch.eye(32)).double()
-    got = update.least_squares(weight, keep, gram, iters=200, damping=1e-4, tolerance=1e-7)
+    damped = (gram + shift * torch.eye(32) + shrink * gram.diagonal().diag()).double()
+    options = {"damping": 1e-4, "shrink": shrink}
+    got = update.least_squares(weight, keep, gram, iters=200, tolerance=1e-7, **options)
     for row in range(10):
         kept = keep[row]
         lost = (weight[row] * ~kept).double()
@@ -51,6 +53,16 @@ def test_more_iterations_never_hurt() -> None:
         errors.append(error(x, weight, got))
     assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(errors))
     assert errors[-1] < 0.7 * errors[0]
+
+
+def test_shrinking_helps_on_other_tokens() -> None:
+    weight, keep, x = problem(64, 48, 4096)
+    few, others = x[:96], x[96:]
+    plain, shrunk = (
+        error(others, weight, update.least_squares(weight, keep, few.T @ few, shrink=shrink))
+        for shrink in (0.0, 0.2)
+    )
+    assert shrunk < plain
 
 
 @pytest.mark.parametrize("name", sorted(UPDATES))
