@@ -8,6 +8,8 @@ and H = G + R (`update.ridge`), one preconditioned gradient step
 
 gives back to a removed weight the value that would serve best, and leaves a fitted one where it is.
 The criterion scores Z, the mask keeps the best, a few conjugate gradient steps re-fit what stays.
+(W - V) H is at hand, since the steps keep it up to date: a round costs one product with G more than
+its steps.
 The sparsity rises as s (1 - (1 - t)^3), the cubic schedule of gradual pruning (Zhu and Gupta, 2017)
 that ADMM pruning of language models uses as well (Boza, 2024).
 """
@@ -19,7 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from symprune.update import least_squares, ridge
+from symprune.scores import inverse
+from symprune.update import descend, pull_of, ridge
 
 MaskOf = Callable[[Tensor, float], Tensor]
 """mask_of(values, share): the keep-mask when that share of what has to go is removed."""
@@ -32,22 +35,23 @@ def alternate(
     *,
     rounds: int,
     iters: int = 4,
+    last_iters: int = 4,
     damping: float = 0.01,
     shrink: float = 0.0,
+    tolerance: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The weights and the mask after `rounds` rounds of `iters` conjugate gradient steps each."""
+    """The weights and the mask after `rounds` rounds of `iters` conjugate gradient steps each, the
+    last one of `last_iters`, or fewer when `tolerance` of its first residual is reached."""
     weight = weight.float()
     gram = gram.to(weight.device)
     added = ridge(gram, damping, shrink)
-    diagonal = gram.diagonal() + added
-    ridges = {"damping": damping, "shrink": shrink}
-    fitted = weight
-    keep = torch.ones_like(weight, dtype=torch.bool)
+    towards = inverse(gram.diagonal() + added)
+    fitted, pull = weight.clone(), torch.zeros_like(weight)
     for number in range(1, rounds + 1):
-        values = weight
-        if number > 1 and diagonal.any():
-            missing = weight - fitted
-            values = fitted + torch.addmm(missing * added, missing, gram) / diagonal
-        keep = mask_of(values, 1 - (1 - number / rounds) ** 3)
-        fitted = least_squares(weight, keep, gram, start=fitted, iters=iters, **ridges)
+        keep = mask_of(torch.addcmul(fitted, pull, towards), 1 - (1 - number / rounds) ** 3)
+        pull += pull_of(fitted * ~keep, gram, added)
+        fitted *= keep
+        if number < rounds:
+            descend(fitted, pull, keep, gram, added, iters)
+    descend(fitted, pull, keep, gram, added, last_iters, tolerance)
     return fitted, keep

@@ -19,7 +19,6 @@ def least_squares(
     keep: Tensor,
     gram: Tensor,
     *,
-    start: Tensor | None = None,
     iters: int = 20,
     damping: float = 0.01,
     shrink: float = 0.0,
@@ -28,63 +27,76 @@ def least_squares(
     """Kept weights re-fitted to the dense layer's outputs, by preconditioned conjugate gradients.
 
     Minimises sum over rows of (w~ - w)^T (G + R) (w~ - w), with R from `ridge`: directions the
-    calibration data does not show stay at the dense weights. start is where the kept weights begin,
-    the dense ones if not given. An iteration is one product with G. Stops after `iters`, or when
-    every row's residual is below `tolerance` times that of the masked dense weights.
+    calibration data does not show stay at the dense weights. An iteration is one product with G.
+    Stops after `iters`, or when every row's residual is below `tolerance` times what it was.
     """
     weight = weight.float()
     gram = gram.to(weight.device)
     added = ridge(gram, damping, shrink)
-    begin = weight if start is None else start
-    if not added.any():
-        return begin * keep
-    parts = zip(*(t.split(ROWS_AT_ONCE) for t in (weight, begin, keep)), strict=True)
-    return torch.cat([_fit(w, x * k, k, gram, added, iters, tolerance) for w, x, k in parts])
+    fitted = weight * keep
+    descend(fitted, pull_of(weight * ~keep, gram, added), keep, gram, added, iters, tolerance)
+    return fitted
 
 
 def ridge(gram: Tensor, damping: float, shrink: float) -> Tensor:
-    """The diagonal that is added to G: `damping` times the mean of G's, so that nothing is
+    """The diagonal R that is added to G: `damping` times the mean of G's, so that nothing is
     singular, and `shrink` times G's own, as channels are less correlated than few tokens say."""
     diagonal = gram.diagonal()
     return damping * diagonal.mean() + shrink * diagonal
 
 
-def _fit(
-    weight: Tensor,
+def pull_of(lost: Tensor, gram: Tensor, added: Tensor) -> Tensor:
+    """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
+    return torch.addmm(lost * added, lost, gram)
+
+
+def descend(
     fitted: Tensor,
+    pull: Tensor,
+    keep: Tensor,
+    gram: Tensor,
+    added: Tensor,
+    iters: int,
+    tolerance: float = 0.0,
+) -> None:
+    """At most `iters` steps of conjugate gradients over the kept weights, in place.
+
+    pull is (G + R) (w - w~) and stays that, for the removed weights as well.
+    """
+    if not added.any():
+        return
+    for parts in zip(*(t.split(ROWS_AT_ONCE) for t in (fitted, pull, keep)), strict=True):
+        _descend(*parts, gram, added, iters, tolerance)
+
+
+def _descend(
+    fitted: Tensor,
+    pull: Tensor,
     keep: Tensor,
     gram: Tensor,
     added: Tensor,
     iters: int,
     tolerance: float,
-) -> Tensor:
-    """Conjugate gradients from `fitted` for some rows, all at once."""
-    kept = keep.to(weight.dtype)
-    scale = 1 / (gram.diagonal() + added)
-
-    def apply(v: Tensor) -> Tensor:
-        return torch.addmm(v * added, v, gram).mul_(kept)
-
-    def size_of(residual: Tensor) -> Tensor:
-        return (residual * residual).mul_(scale).sum(1, keepdim=True)
-
-    residual = apply(weight - fitted)
-    enough = tolerance**2 * size_of(apply(weight * ~keep) if iters else residual)
-    step, size = residual * scale, size_of(residual)
+) -> None:
+    """The steps for some rows, all at once."""
+    scale = keep / (gram.diagonal() + added)  # the preconditioner, and nothing for removed weights
+    step = pull * scale
+    size = (pull * step).sum(1, keepdim=True)
+    enough = tolerance**2 * size
     for _ in range(iters):
         going = size > enough
         if not going.any():
             break
-        image = apply(step)
+        image = pull_of(step, gram, added)
         curvature = (step * image).sum(1, keepdim=True)
         rate = torch.where(going & (curvature > 0), size / curvature, torch.zeros_like(size))
         fitted.addcmul_(rate, step)
-        residual.addcmul_(rate, image, value=-1)
-        new_size = size_of(residual)
+        pull.addcmul_(rate, image, value=-1)
+        scaled = torch.mul(pull, scale, out=image)
+        new_size = (pull * scaled).sum(1, keepdim=True)
         turn = torch.where(going, new_size / size, torch.zeros_like(size))
-        step.mul_(turn).addcmul_(residual, scale)
+        step = step.mul_(turn).add_(scaled)
         size = torch.where(going, new_size, size)
-    return fitted
 
 
 def sparsegpt(

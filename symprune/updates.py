@@ -44,38 +44,31 @@ class LeastSquares:
         sparsity: float,
         pattern: Pattern | None,
     ) -> tuple[Tensor, Tensor]:
-        return self._fit(weight, keep, stats, None), keep
+        fitted = update.least_squares(weight, keep, stats.gram, **self._options(stats))
+        return fitted, keep
 
     def in_rounds(
         self, weight: Tensor, stats: ChannelStats, mask_of: alternate.MaskOf
     ) -> tuple[Tensor, Tensor]:
         """Mask and weights found in turn."""
-        start, keep = alternate.alternate(
+        options = self._options(stats)
+        return alternate.alternate(
             weight,
             stats.gram,
             mask_of,
             rounds=self.rounds,
+            last_iters=options.pop("iters"),
             iters=self.round_iters,
-            **self._ridge(stats),
-        )
-        return self._fit(weight, keep, stats, start), keep
-
-    def _fit(
-        self, weight: Tensor, keep: Tensor, stats: ChannelStats, start: Tensor | None
-    ) -> Tensor:
-        return update.least_squares(
-            weight,
-            keep,
-            stats.gram,
-            start=start,
-            iters=self.iters,
-            tolerance=self.tolerance,
-            **self._ridge(stats),
+            **options,
         )
 
-    def _ridge(self, stats: ChannelStats) -> dict[str, float]:
-        shrink = self.shrink * stats.noise
-        return {"damping": self.damping, "shrink": shrink}
+    def _options(self, stats: ChannelStats) -> dict[str, Any]:
+        return {
+            "iters": self.iters,
+            "damping": self.damping,
+            "shrink": self.shrink * stats.noise,
+            "tolerance": self.tolerance,
+        }
 
 
 @dataclass(frozen=True)

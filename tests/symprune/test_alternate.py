@@ -34,10 +34,40 @@ def test_more_rounds_find_a_better_mask_than_one() -> None:
     for rounds in (1, 4, 12):
         start, keep = alternate(weight, gram, mask_of, rounds=rounds)
         assert (keep.sum(1) == 32).all() and not start[~keep].any()
-        fitted = update.least_squares(weight, keep, gram, start=start, iters=50, damping=1e-4)
+        fitted = update.least_squares(weight, keep, gram, iters=50, damping=1e-4)
         errors.append(error(x, weight, fitted))
     assert errors[2] < errors[1] < errors[0]
     assert errors[1] < 0.95 * errors[0]
+
+
+def test_rounds_are_solved_to_the_end_and_scored_as_the_formula_says() -> None:
+    """With enough steps a round's weights are a direct solution, whatever went before."""
+    weight, x = problem()
+    gram, share_of = x.T @ x, {1: 0.25, 2: 0.5}
+    diagonal = gram.diagonal()
+    added = 1e-3 * diagonal.mean() + 0.1 * diagonal
+    full = (gram + added.diag()).double()
+    scored: list[Tensor] = []
+
+    def mask_of(values: Tensor, share: float) -> Tensor:
+        scored.append(values)
+        return masks.keep_by_row(values.abs(), share_of[len(scored)])
+
+    def solved(keep: Tensor) -> Tensor:
+        rows = torch.zeros_like(weight, dtype=torch.float64)
+        for row, kept in enumerate(keep):
+            lost = (weight[row] * ~kept).double()
+            change = torch.linalg.solve(full[kept][:, kept], (full @ lost)[kept])
+            rows[row, kept] = weight[row, kept].double() + change
+        return rows
+
+    steps = {"iters": 200, "last_iters": 200, "damping": 1e-3, "shrink": 0.1}
+    fitted, keep = alternate(weight, gram, mask_of, rounds=2, **steps)  # type: ignore[arg-type]
+    first = solved(masks.keep_by_row(weight.abs(), 0.25))
+    values = first + (weight - first) @ full / full.diagonal()
+    assert torch.equal(scored[0], weight)
+    torch.testing.assert_close(scored[1].double(), values, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(fitted.double(), solved(keep), rtol=1e-3, atol=1e-4)
 
 
 def test_one_round_is_the_criterions_mask() -> None:
