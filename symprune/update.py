@@ -65,8 +65,9 @@ def descend(
     """
     if not added.any():
         return
-    for parts in zip(*(t.split(ROWS_AT_ONCE) for t in (fitted, pull, keep)), strict=True):
-        _descend(*parts, gram, added, iters, tolerance)
+    parts = zip(*(t.split(ROWS_AT_ONCE) for t in (fitted, pull, keep)), strict=True)
+    for some_fitted, some_pull, some_keep in parts:
+        _descend(some_fitted, some_pull, some_keep, gram, added, iters, tolerance)
 
 
 def _descend(
