@@ -28,7 +28,7 @@ from torch import Tensor
 from symprune.shards import INDEX, OutputFile, make_header
 
 SEVEN = {"hidden_size": 4096, "intermediate_size": 11008, "heads": 32, "blocks": 32, "vocab": 32000}
-BENCH = {"hidden_size": 2048, "intermediate_size": 5632, "heads": 16, "vocab": 16384}
+VOCAB = 16384
 SHARD = 5 * 10**9
 POOL = 2**22
 DTYPE = torch.bfloat16
@@ -153,11 +153,13 @@ def work(folder: Path, samples: int, seqlen: int, method: str) -> None:
     print(json.dumps({"peak": resident("VmHWM") - before, "seconds": seconds}))
 
 
-def flat(folder: Path, samples: int, seqlen: int, method: str) -> None:
+def flat(
+    folder: Path, depths: list[int], width: int, samples: int, seqlen: int, method: str
+) -> None:
     """Peak memory of models that differ only in their depth."""
-    width, inner = BENCH["hidden_size"], BENCH["intermediate_size"]
+    inner = 11 * width // 4
     block = (4 * width * width + 3 * width * inner + 2 * width) * DTYPE.itemsize
-    embeddings = BENCH["vocab"] * width * DTYPE.itemsize
+    embeddings = VOCAB * width * DTYPE.itemsize
     hidden = samples * seqlen * width * DTYPE.itemsize
     unit = block + embeddings + hidden
     console.print(
@@ -167,9 +169,9 @@ def flat(folder: Path, samples: int, seqlen: int, method: str) -> None:
     )
     table = Table("blocks", "model on disk", "peak above the libraries", "of the sum", "seconds")
     peaks = []
-    for blocks in (4, 8, 16, 32):
+    for blocks in depths:
         shutil.rmtree(folder, ignore_errors=True)
-        about = config(**BENCH, blocks=blocks)
+        about = config(width, inner, width // 128, blocks, VOCAB)
         make_checkpoint(folder / "model", about)
         size = sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors"))
         options = ["--samples", str(samples), "--seqlen", str(seqlen), "--method", method]
@@ -186,7 +188,8 @@ def flat(folder: Path, samples: int, seqlen: int, method: str) -> None:
         )
         shutil.rmtree(folder)
     console.print(table)
-    console.print(f"32 blocks take {100 * (peaks[-1] / peaks[0] - 1):+.1f} % of what 4 take.")
+    growth = 100 * (peaks[-1] / peaks[0] - 1)
+    console.print(f"From {depths[0]} to {depths[-1]} blocks: {growth:+.1f} %")
 
 
 def seven(folder: Path, cap: int, samples: int, seqlen: int, method: str) -> None:
@@ -225,6 +228,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("what", choices=["flat", "seven", "work"])
     options.add_argument("--folder", type=Path, default=Path("out/scale"))
+    options.add_argument("--blocks", type=int, nargs="+", default=[4, 8, 16, 32])
+    options.add_argument("--width", type=int, default=2048, help="of the models of `flat`")
     options.add_argument("--samples", type=int, default=4)
     options.add_argument("--seqlen", type=int, default=64)
     options.add_argument("--method", default="ria")
@@ -233,7 +238,8 @@ def main() -> None:
     if given.what == "work":
         work(given.folder, given.samples, given.seqlen, given.method)
     elif given.what == "flat":
-        flat(given.folder, given.samples, given.seqlen, given.method)
+        sizes = (given.blocks, given.width, given.samples, given.seqlen)
+        flat(given.folder, *sizes, given.method)
     else:
         seven(given.folder, int(given.cap * 1e9), given.samples, given.seqlen, given.method)
         shutil.rmtree(given.folder)

@@ -155,7 +155,6 @@ def _walk(
 ) -> None:
     """tokens are this process's: calibration samples, then plan.held_out others."""
     count, samples = len(blocks), len(tokens)
-    calibrating = range(samples - (plan.held_out or 0))
 
     def ticker(stage: str, index: int) -> walk.Tick:
         return lambda done: watch(stage, index, count, done, samples, "")
@@ -163,46 +162,60 @@ def _walk(
     with _timed(report, "embed"):
         begin = tokens if plan.needs else None
         first, activations = blocks.begin(begin, report, ticker("embed", 0))
+
+    def visit(index: int, block: nn.Module) -> None:
+        """A function, so that nothing of a block is still held when the next one is entered."""
+        found = layout.matrices(index)
+        measured = watched = walk.Collector([], [], [])
+        if activations is not None:
+            with _timed(report, "collect"):
+                if plan.needs.gram and index == first:
+                    tell(_gram_memory(activations, index, block, found, plan))
+                tick = ticker("collect", index)
+                measured, watched = _collect(activations, index, block, found, plan, tick)
+        with _timed(report, "mask"):
+            kept = prune_block(
+                found,
+                measured,
+                report,
+                plan,
+                watched,
+                lambda n: watch("mask", index, count, n, len(found), found[n].name),
+            )
+        if activations is not None and index + 1 < count:
+            with _timed(report, "advance"):
+                activations.advance(index, block, ticker("advance", index))
+        with _timed(report, "keep"):
+            blocks.finish(index, report, kept, activations)
+
     for index in range(first, count):
         with blocks.block(index) as block:
-            found = layout.matrices(index)
-            measured = watched = walk.Collector([], [], [])
-            if activations is not None:
-                with _timed(report, "collect"):
-                    if plan.needs.gram and index == first:
-                        tell(_gram_memory(activations, index, block, found, plan))
-                    settings = (activations, index, block, found)
-                    measured = walk.collect(
-                        *settings,
-                        plan.needs.inputs,
-                        plan.needs.outputs,
-                        ticker("collect", index),
-                        calibrating,
-                        plan.gram_device,
-                    )
-                    distributed.reduce(measured)
-                    if plan.held_out is not None:
-                        others = range(calibrating.stop, samples)
-                        watched = walk.collect(
-                            *settings, [GRAM], [], ticker("collect", index), others,
-                            plan.gram_device,
-                        )  # fmt: skip
-                        distributed.reduce(watched)
-            with _timed(report, "mask"):
-                kept = prune_block(
-                    found,
-                    measured,
-                    report,
-                    plan,
-                    watched,
-                    lambda n, i=index, f=found: watch("mask", i, count, n, len(f), f[n].name),  # type: ignore[misc]
-                )
-            if activations is not None and index + 1 < count:
-                with _timed(report, "advance"):
-                    activations.advance(index, block, ticker("advance", index))
-            with _timed(report, "keep"):
-                blocks.finish(index, report, kept, activations)
+            visit(index, block)
         watch("done", index, count, samples, samples, "")
+
+
+def _collect(
+    activations: walk.Activations,
+    index: int,
+    block: nn.Module,
+    found: list[Matrix],
+    plan: Plan,
+    tick: walk.Tick,
+) -> tuple[walk.Collector, walk.Collector]:
+    """The statistics of a block on all processes' calibration samples and, where somebody watches,
+    on the held-out ones."""
+    settings, held_out = (activations, index, block, found), plan.held_out
+    calibrating = len(activations) - (held_out or 0)
+    measured = walk.collect(
+        *settings, plan.needs.inputs, plan.needs.outputs, tick, range(calibrating), plan.gram_device
+    )
+    distributed.reduce(measured)
+    watched = walk.Collector([], [], [])
+    if held_out is not None:
+        others = range(calibrating, len(activations))
+        watched = walk.collect(*settings, [GRAM], [], tick, others, plan.gram_device)
+        distributed.reduce(watched)
+    return measured, watched
 
 
 def _gram_memory(
@@ -235,44 +248,51 @@ def prune_block(
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
     kept, fused = MaskSet(), dict[str, Tensor]()
-    base = plan.base
+    watched = watched or walk.Collector([], [], [])
     for number, matrix in enumerate(found):
         tick(number)
-        inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-        if plan.needs and not (inputs or outputs):
-            report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
-        decision = decide.decide(
-            matrix.name,
-            matrix.part,
-            matrix.weight,
-            inputs,
-            outputs,
-            plan.recipe,
-            plan.report_error,
-            base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
-            removed=plan.removed.get(matrix.name),
-            held_out=watched.inputs.get(matrix.name) if watched and inputs else None,
-        )
-        keep = decision.keep
-        if decision.weight is not None:
-            matrix.weight.copy_(decision.weight)
-        matrix.apply(keep)
-        stored = keep.T if matrix.transposed else keep
         if matrix.expert is None:
-            kept[matrix.parameter_name] = stored
+            kept[matrix.parameter_name] = _prune_matrix(matrix, measured, report, plan, watched)
         else:
             whole = fused.setdefault(
                 matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
             )
-            whole[matrix.expert] = stored
-        removed = keep.numel() - int(masks.count_true(keep.flatten()))
-        tokens = (inputs or outputs or ChannelStats(0)).tokens
-        rows, columns = matrix.weight.shape
-        names = (matrix.name, matrix.kind, matrix.part)
-        report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
+            whole[matrix.expert] = _prune_matrix(matrix, measured, report, plan, watched)
     for name, keep in fused.items():
         kept[name] = keep
     return kept
+
+
+def _prune_matrix(
+    matrix: Matrix, measured: walk.Collector, report: Report, plan: Plan, watched: walk.Collector
+) -> Tensor:
+    """Make and apply a matrix's mask, and return it in the order the matrix is stored in."""
+    inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
+    if plan.needs and not (inputs or outputs):
+        report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
+    base = plan.base
+    decision = decide.decide(
+        matrix.name,
+        matrix.part,
+        matrix.weight,
+        inputs,
+        outputs,
+        plan.recipe,
+        plan.report_error,
+        base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
+        removed=plan.removed.get(matrix.name),
+        held_out=watched.inputs.get(matrix.name) if inputs else None,
+    )
+    keep = decision.keep
+    if decision.weight is not None:
+        matrix.weight.copy_(decision.weight)
+    matrix.apply(keep)
+    removed = keep.numel() - int(masks.count_true(keep.flatten()))
+    tokens = (inputs or outputs or ChannelStats(0)).tokens
+    rows, columns = matrix.weight.shape
+    names = (matrix.name, matrix.kind, matrix.part)
+    report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
+    return keep.T if matrix.transposed else keep
 
 
 def _allocation(

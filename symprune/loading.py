@@ -8,14 +8,19 @@ applied to some parameters at a time, on a model that otherwise has no weights.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
+
+NEEDED = "transformers>=5.6"
+"""The first release with everything used here; the newest one tested is in constraints.txt."""
 
 
 class Tensors(Protocol):
@@ -34,10 +39,29 @@ def skeleton(config: Any, dtype: torch.dtype) -> Any:
     return model.eval().requires_grad_(False)
 
 
+@contextmanager
+def _known_inside() -> Iterator[None]:
+    """transformers promises nothing about what is used here: a release that has it no more, or not
+    yet, is named."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        raise SympruneError(
+            f"transformers {version('transformers')} does not map checkpoints to models the way "
+            f"symprune knows ({error}); install {NEEDED}, or an older release if this one is newer."
+        ) from error
+
+
 class Names:
     """The way from a checkpoint's tensors to a model's parameters and back."""
 
     def __init__(self, model: Any, keys: Iterable[str], dtype: torch.dtype) -> None:
+        self.model = model
+        self.sources: dict[str, list[tuple[str, str | None]]] = {}
+        with _known_inside():
+            self._find_sources(keys, dtype)
+
+    def _find_sources(self, keys: Iterable[str], dtype: torch.dtype) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
             WeightConverter,
@@ -46,14 +70,13 @@ class Names:
             rename_source_key,
         )
 
-        self.model = model
+        model = self.model
         rules = get_model_conversion_mapping(model)
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._converters = {p: rule for rule in converters for p in rule.source_patterns}
         self._wide = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
         known = model.state_dict()
-        self.sources: dict[str, list[tuple[str, str | None]]] = {}
         for key in sorted(keys, key=dot_natural_key):
             name, pattern = rename_source_key(
                 key, renamings, converters, model.base_model_prefix, known
@@ -78,10 +101,11 @@ class Names:
         sources = self.sources[name]
         if sources[0][1] is None:
             return {name: tensors.read(sources[0][0])}
-        rule: Any = deepcopy(self._converters[sources[0][1]])
-        for key, pattern in sources:
-            rule.add_tensor(name, key, pattern, lambda key=key: tensors.read(key))
-        made = rule.convert(name, model=self.model, config=self.model.config)
+        with _known_inside():
+            rule: Any = deepcopy(self._converters[sources[0][1]])
+            for key, pattern in sources:
+                rule.add_tensor(name, key, pattern, lambda key=key: tensors.read(key))
+            made = rule.convert(name, model=self.model, config=self.model.config)
         return {k: v[0] if isinstance(v, list) else v for k, v in made.items()}
 
     def _set(self, name: str, value: Tensor, device: torch.device) -> None:
@@ -103,12 +127,15 @@ class Names:
 
     def unmade(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters under the names, and in the pieces, the checkpoint has them in."""
-        from transformers.core_model_loading import revert_weight_conversion
-
         plain = {n: v for n, v in values.items() if self.sources[n][0][1] is None}
         found = {self.sources[name][0][0]: value for name, value in plain.items()}
         fused = {name: value for name, value in values.items() if name not in plain}
-        return found | (revert_weight_conversion(self.model, fused) if fused else {})
+        if not fused:
+            return found
+        with _known_inside():
+            from transformers.core_model_loading import revert_weight_conversion
+
+            return found | revert_weight_conversion(self.model, fused)
 
 
 def release(model: nn.Module, parameters: Iterable[str]) -> None:

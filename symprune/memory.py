@@ -19,10 +19,21 @@ def return_large_blocks() -> None:
     Left alone it raises that threshold to 32 MB as such blocks come and go, and keeps holes between
     the tensors of a streamed model that add up to more than a block.
     """
+    _call_glibc("mallopt", MMAP_THRESHOLD, LARGE)
+
+
+def return_free_pages() -> None:
+    """Have glibc give back the free pages between its smaller blocks: left alone, they grow in
+    number with every decoder block that comes and goes."""
+    _call_glibc("malloc_trim", 0)
+
+
+def _call_glibc(name: str, *arguments: int) -> None:
+    """Nothing where there is no such function."""
     if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(MMAP_THRESHOLD, LARGE)
+        function = getattr(ctypes.CDLL(None), name, None)
+        if function is not None:
+            function(*arguments)
 
 
 def now() -> int:

@@ -42,8 +42,6 @@ from symprune.stream import StreamedModel
 
 Tell = Callable[[str], None]
 Tick = Callable[[int, int], None]
-PASSING = ("seconds", "peak_memory_bytes")
-"""What differs from run to run, and is therefore not in the output."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def prune(
     show: Show = lambda figures: None,
     watch_eval: Tick = lambda *_: None,
 ) -> dict[str, Any]:
-    """Do the job and return its record; without times it is `symprune.json` in the output folder.
+    """Do the job and return its record: `symprune.json` and `timing.json` in the output folder.
 
     Whatever can fail cheaply comes first: the output folder, the texts, then the model.
     """
@@ -144,6 +142,7 @@ def prune(
             "dtype": str(opened.streamed.dtype).removeprefix("torch."),
             "device": device.type,
             "perplexity": _compare(job.held_out, dense, pruned),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         if owner:
             tell(f"Writing {job.folder}")
@@ -151,11 +150,9 @@ def prune(
             checkpoint.write_around(
                 sink.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
             )
-            lasting = {name: value for name, value in record.items() if name not in PASSING}
-            checkpoint.write_record(sink.folder, lasting)
+            checkpoint.write_record(sink.folder, record)
     meter.close()
     distributed.wait()
-    record["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record["output"] = str(job.folder)
     record["output_bytes"] = checkpoint.folder_size(job.folder)
     return record

@@ -182,7 +182,7 @@ class StreamedBlocks(Blocks):
         distributed.wait()
         done.finished = index + 1
         done.hidden = index + 1 if keep_states else done.hidden
-        done.layers = [asdict(layer) for layer in report.layers]
+        done.layers += [asdict(layer) for layer in report.layers[len(done.layers) :]]
         done.notes, done.seconds = list(report.notes), dict(report.seconds)
         done.save()
         distributed.wait()

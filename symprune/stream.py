@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from symprune import loading
+from symprune import loading, memory
 from symprune.errors import SympruneError
 from symprune.models import find_layout
 
@@ -88,6 +88,7 @@ class StreamedModel:
             yield block
         finally:
             loading.release(self.model, self._names_in(f"{self.layout.prefix}.{index}."))
+            memory.return_free_pages()
 
     @contextmanager
     def around(self, head: bool = False) -> Iterator[None]:
@@ -107,6 +108,7 @@ class StreamedModel:
             yield
         finally:
             loading.release(self.model, self._names_around())
+            memory.return_free_pages()
 
     def load_all(self) -> Any:
         """The whole model in memory, as `from_pretrained` would have it."""

@@ -293,6 +293,7 @@ def collect(
         with collector:
             activations.run(index, block, sample)
         tick(sample)
+    collector.next_sample()  # lets go of the last one's tensors
     return collector
 
 

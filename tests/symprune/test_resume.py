@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import families
+import filling
 import killing
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from symprune import Recipe, resume, run, sink
+from symprune import Recipe, checkpoint, resume, run, sink
 from symprune.errors import SympruneError
 
 BLOCKS = 6
@@ -52,7 +55,9 @@ def job(dense: Path, output: Path) -> run.Job:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All but the one that says how long it took."""
+    paths = (path for path in folder.iterdir() if path.name != checkpoint.TIMING)
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def die_after(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +184,42 @@ def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
         with pytest.raises(SympruneError, match=r"disk is full.*make room.*after block 2"):
             run.prune(job(dense, tmp_path / "out"))
     monkeypatch.undo()
+    run.prune(job(dense, tmp_path / "out"))
+    assert files(tmp_path / "out") == whole
+
+
+def test_a_disk_that_really_fills_up(dense: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = ["mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "disk")]
+    if not shutil.which("unshare") or subprocess.run([*own, *mount], check=False).returncode:
+        pytest.skip("This system does not let a user mount a disk.")
+    arguments = [dense, __file__, tmp_path / "disk", tmp_path / "copy"]
+    command = [*own, sys.executable, filling.__file__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        f"The disk is full: {tmp_path}/disk/out is not finished; make room and run the same "
+        "command again to go on after block 2.\n"
+    )
+    assert files(tmp_path / "copy") == whole
+
+
+def test_a_file_that_may_not_grow_is_one_sentence_and_can_be_gone_on_from(
+    dense: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The system itself refuses to write."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(figures: dict[str, Any]) -> None:
+        if figures["block"] == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+
+    try:
+        with pytest.raises(SympruneError, match=r"File too large; run the same.*after block 2\.$"):
+            run.prune(job(dense, tmp_path / "out"), show=limit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     run.prune(job(dense, tmp_path / "out"))
     assert files(tmp_path / "out") == whole
 

@@ -99,6 +99,19 @@ def test_lp_norms_and_strategies(weight: Tensor, norms: dict[str, Tensor], p: fl
         torch.testing.assert_close(got, entry_by_entry(weight, formula))
 
 
+@pytest.mark.parametrize("name", scores.available())
+def test_the_rows_taken_at_once_do_not_show(
+    name: str, weight: Tensor, norms: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, found = weight.clone(), []
+    for at_once in (1, 2 * IN, scores.AT_ONCE):
+        monkeypatch.setattr(scores, "AT_ONCE", at_once)
+        statistics = {**norms, "generator": torch.Generator().manual_seed(0)}
+        found.append(scores.get(name)(weight, statistics))
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
+    assert torch.equal(weight, before)
+
+
 def objective(x: Tensor, weight: Tensor, pruned: Tensor, y: Tensor) -> Tensor:
     """(Sym): ||X (W~ - W)||_F + ||(W~ - W) Y||_F, with W as the thesis has it, `[in, out]`."""
     change = (pruned - weight).T

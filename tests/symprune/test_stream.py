@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import families
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from symprune import MaskSet, Recipe, engine, hub, run, walk
@@ -69,6 +73,7 @@ def test_types_names_and_files_are_kept(dtype: torch.dtype, tmp_path: Path) -> N
         files = {path.name for path in dense.iterdir()}
         assert {path.name for path in out.iterdir()} == files | {
             "symprune.json",
+            "timing.json",
             "masks.safetensors",
         }
         before, after = tensors(dense), tensors(out)
@@ -112,6 +117,25 @@ def test_only_one_block_has_its_weights_at_a_time(
     assert there() == set()
 
 
+def test_nothing_of_a_block_is_held_when_the_next_is_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, block = save(tmp_path / "dense", "llama"), StreamedModel.block
+    before: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    @contextmanager
+    def watched(self: StreamedModel, index: int, source: Any = None) -> Iterator[nn.Module]:
+        alive.append(sum(parameter() is not None for parameter in before))
+        with block(self, index, source) as entered:
+            before[:] = [weakref.ref(parameter) for parameter in entered.parameters()]
+            yield entered
+
+    monkeypatch.setattr(StreamedModel, "block", watched)
+    run.prune(run.Job(str(dense), RECIPE, tmp_path / "out", evaluate=False))
+    assert alive == [0, 0]
+
+
 @pytest.mark.parametrize("family", ["smollm", "gemma2", "gpt2", "falcon", "mixtral"])
 def test_perplexity_block_by_block_is_that_of_the_model_in_memory(
     family: str, tmp_path: Path
@@ -136,6 +160,15 @@ def test_a_library_user_can_load_the_whole_model(tmp_path: Path) -> None:
     got = streamed.load_all().state_dict()
     assert expected.keys() == got.keys()
     assert all(torch.equal(value, got[name]) for name, value in expected.items())
+
+
+def test_a_release_of_transformers_that_lacks_what_is_needed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = save(tmp_path / "dense", "llama")
+    monkeypatch.delattr("transformers.core_model_loading.rename_source_key")
+    with pytest.raises(SympruneError, match=r"transformers \d.*rename_source_key.*install"):
+        StreamedModel(Shards(dense), AutoConfig.from_pretrained(dense))
 
 
 def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
