@@ -7,7 +7,8 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.other_priors import median, mixture_pull, responsibilities
+from symprune.fed.algorithms.fedmedian import median
+from symprune.fed.algorithms.fedmixture import mixture_pull, responsibilities
 from symprune.fed.losses import Linear
 from symprune.fed.problem import Problem, stack_rows
 from symprune.fed.simulate import simulate
