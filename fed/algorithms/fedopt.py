@@ -46,13 +46,20 @@ class FedOpt(EMMethod):
         return w
 
     def trained(
-        self, x: Tensor, problem: Problem, turn: Turn, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        problem: Problem,
+        turn: Turn,
+        mask: Tensor | None = None,
+        correction: Tensor | float = 0.0,
     ) -> Tensor:
-        """Local epochs from x, only where the mask is True."""
+        """Local epochs from x, only where the mask is True; a correction is added to every
+        gradient."""
         w, stream = x, turn.stream("batch")
         for _ in range(self.epochs):
             for rows, active in problem.epoch(stream, self.batch):
                 g = problem.gradient(w, rows) + self.pull * (w - x) + self.penalty(w)
+                g = g + correction
                 step = self.lr * (g if mask is None else g * mask)
                 w = torch.where(active.unsqueeze(1), w - step, w)
         return w
