@@ -8,6 +8,7 @@ the dense baseline of FedSparse.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class FedOpt(EMMethod):
     name = "fedopt"
     paper = "An EM Perspective on Federated Learning, section 2; Reddi et al.: Adaptive FedOpt"
     sends = "up: local model; down: model"
-    replies = ("w",)
+    replies: ClassVar[tuple[str, ...]] = ("w",)
     server_optimizer: str = "adam"
     server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
 
