@@ -1,9 +1,9 @@
 """FedSparse with SCAFFOLD's control variates for the weights.
 
 An Expectation-Maximization Perspective on Federated Learning, appendix E, which says no more than
-that; written out here. The gates are those of FedSparse. Variates of pruned groups are neither sent
-nor used, so a dead weight does not move. With open gates and no penalties this is `scaffold`, bit
-for bit.
+that; written out here. The gates are those of FedSparse. Variates of pruned groups are not sent;
+whatever they do to a dead weight is hidden behind its gate. With open gates and no penalties this
+is `scaffold`, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FedSparseScaffold(ScaffoldVariates, FedSparse):
         x, v, alive = self.arrived(received)
         kept = self.kept(alive)
         c = placed(received["c"], kept)
-        w, v = self._train(x, v, alive, problem, turn, correction=(c - client["c"]) * kept)
+        w, v = self._train(x, v, alive, problem, turn, correction=c - client["c"])
         sent = {"change": self.change(x, w, c, problem)[:, kept]}
         state, message = self.sampled(client, w, v, alive, turn)
         moved = client["c"] + self.changes(received, sent)
