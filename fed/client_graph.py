@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from symprune.fed.first_sketch import FirstSketch
 from symprune.fed.graphs import SPACES, nearest_neighbours, sketch, squared_distances
 from symprune.fed.personal_parts import PersonalParts
 from symprune.fed.problem import Constants, Problem
@@ -22,7 +23,7 @@ Method = TypeVar("Method", bound="ClientGraph")
 
 
 @dataclass(frozen=True)
-class ClientGraph(PersonalParts):
+class ClientGraph(FirstSketch, PersonalParts):
     """Which clients are neighbours. A subclass gives `work` (a client's part of a turn) and
     `combine` (the server's); server state `edges`, and `split`, `multiplier` of its solver."""
 
@@ -41,7 +42,6 @@ class ClientGraph(PersonalParts):
         return replace(self, names=layout.names, shapes=layout.shapes, neighbours=k)
 
     def sketching(self, turn: Turn) -> bool:
-        """Whether this turn gathers the sketches."""
         return self.edges is None and turn.n > 1 and turn.number == 0
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
@@ -53,26 +53,12 @@ class ClientGraph(PersonalParts):
             return {"begin": torch.tensor([True])}
         return super().broadcast(server, turn)
 
-    def client_step(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
-        if self.sketching(turn):
-            return client, {"sketch": sketch(problem, self.space, turn)}
-        return self.work(client, received, problem, turn)
+    def own_sketch(self, received: Received, problem: Problem, turn: Turn) -> Tensor:
+        return sketch(problem, self.space, turn)
 
-    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        if self.sketching(turn):
-            distances = squared_distances(replies["sketch"])
-            return linked(server, nearest_neighbours(distances, given(self.neighbours)))
-        return self.combine(server, replies, turn)
-
-    def work(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
-        raise TypeError(f"{type(self).__name__} has no work.")
-
-    def combine(self, server: State, replies: Received, turn: Turn) -> State:
-        raise TypeError(f"{type(self).__name__} has no combine.")
+    def introduced(self, server: State, sketches: Tensor, turn: Turn) -> State:
+        distances = squared_distances(sketches)
+        return linked(server, nearest_neighbours(distances, given(self.neighbours)))
 
 
 def linked(server: State, edges: Tensor) -> State:

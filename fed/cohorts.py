@@ -13,19 +13,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from symprune.fed.first_sketch import FirstSketch
 from symprune.fed.losses import against
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import (
-    MAX_SKETCH,
-    Algorithm,
-    Like,
-    Message,
-    Received,
-    State,
-    Turn,
-    check,
-    filled,
-)
+from symprune.fed.protocol import Message, Received, State, Turn, check, filled
 from symprune.fed.sampling import CLUSTERED, SAMPLINGS, Sampling, cluster, make_sampling
 
 SKETCHES = ("features", "labels", "gradient")
@@ -37,9 +28,9 @@ Method = TypeVar("Method", bound="CohortMethod")
 
 
 @dataclass(frozen=True)
-class CohortMethod(Algorithm):
+class CohortMethod(FirstSketch):
     """Hyper-parameters and functions that the methods with several rounds per cohort share. A
-    subclass gives `begin`, `work` and `combine`."""
+    subclass gives `work` and `solve`, and `begin` if its hub has more to remember."""
 
     gamma: float = 1.0  # parameter of the proximal step
     local_rounds: int = 5  # K
@@ -58,17 +49,11 @@ class CohortMethod(Algorithm):
         """The hub's state at the beginning of a proximal step from x."""
         return {"z": x, "accepted": x, "ahead": x, "iterations": torch.tensor(0)}
 
-    def work(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
-        """A client's part of one local round at the point `received["z"]`."""
-        raise TypeError(f"{type(self).__name__} has no work.")
-
-    def combine(
+    def solve(
         self, hub: State, x: Tensor, replies: Received, sampling: Sampling, cohort: Tensor
     ) -> State:
         """The hub's part of one local round of the proximal step from x."""
-        raise TypeError(f"{type(self).__name__} has no combine.")
+        raise TypeError(f"{type(self).__name__} has no solve.")
 
     @property
     def counts_questions(self) -> bool:
@@ -77,8 +62,17 @@ class CohortMethod(Algorithm):
 
     @property
     def sketched(self) -> bool:
-        """Whether the first turn gathers the sketches that the clusters are made from."""
+        """Whether the clusters are made from sketches."""
         return self.sampling in CLUSTERED and self.blocks is None
+
+    def sketching(self, turn: Turn) -> bool:
+        return self.sketched and turn.number == 0
+
+    def own_sketch(self, received: Received, problem: Problem, turn: Turn) -> Tensor:
+        return sketch(problem, self.cluster_by, received["z"])
+
+    def introduced(self, server: State, sketches: Tensor, turn: Turn) -> State:
+        return {**server, "labels": cluster(sketches, self.clusters or 1, turn.seed)}
 
     def completed(self: Method, constants: Constants) -> Method:
         """Checked, with open sizes filled in and L_i, mu_i when the problem knows them."""
@@ -119,7 +113,7 @@ class CohortMethod(Algorithm):
         return {**state, **_hidden(self.begin(x0))}
 
     def cohort(self, server: State, turn: Turn) -> Tensor:
-        if self.sketched and turn.number == 0:
+        if self.sketching(turn):
             return torch.arange(turn.n)
         if int(server["asked"]) > 0:
             return server["members"].nonzero().squeeze(1)
@@ -128,19 +122,11 @@ class CohortMethod(Algorithm):
     def broadcast(self, server: State, turn: Turn) -> Message:
         return {"z": server[SOLVER + "z"]}
 
-    def client_step(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
-        if self.sketched and turn.number == 0:
-            return client, {"sketch": sketch(problem, self.cluster_by, received["z"])}
-        return self.work(client, received, problem, turn)
-
-    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        if self.sketched and turn.number == 0:
-            return {**server, "labels": cluster(replies["sketch"], self.clusters or 1, turn.seed)}
+    def combine(self, server: State, replies: Received, turn: Turn) -> State:
+        """One local round; after the last one x moves and the next cohort is drawn."""
         hub = {k[len(SOLVER) :]: v for k, v in server.items() if k.startswith(SOLVER)}
         sampling = self.drawing(turn.n, server["labels"])
-        solved = self.combine(hub, server["x"], replies, sampling, turn.clients)
+        solved = self.solve(hub, server["x"], replies, sampling, turn.clients)
         asked = server["asked"] + 1
         state = {
             **{"x": server["x"], "labels": server["labels"], "asked": asked},
@@ -155,14 +141,6 @@ class CohortMethod(Algorithm):
         x = solved["ahead" if self.counts_questions else "accepted"]
         return {**state, "x": x, "asked": torch.zeros_like(asked), **_hidden(self.begin(x))}
 
-    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
-        if self.needs_everyone(turn):
-            return {"sketch": Like(server["x"].dtype, None, MAX_SKETCH)}
-        return super().reply_like(server, turn)
-
-    def needs_everyone(self, turn: Turn) -> bool:
-        return self.sketched and turn.number == 0
-
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """Cost `c1 * local rounds + c2 * global rounds`; the thesis counts solver iterations in
         place of local rounds, which is done when K counts them too."""
@@ -170,6 +148,34 @@ class CohortMethod(Algorithm):
         local = counted["local_rounds" if self.counts_questions else "iterations"]
         cost = self.local_cost * local + self.global_cost * counted["global_rounds"]
         return {**counted, "cost": cost}
+
+
+@dataclass(frozen=True)
+class AnchoredClients(CohortMethod):
+    """Clients remember the anchor x of the proximal step while the hub's point z moves on: the
+    first local round of a cohort says that z is x. Without `anchored` they need no memory."""
+
+    @property
+    def anchored(self) -> bool:
+        return True
+
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        zero = torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)
+        return {"x": zero} if self.anchored else {}
+
+    def broadcast(self, server: State, turn: Turn) -> Message:
+        point = super().broadcast(server, turn)
+        return {**point, "first": server["asked"] == 0} if self.anchored else point
+
+    def anchor(self, client: State, received: Received) -> Tensor:
+        """x of this cohort, one row per client."""
+        return torch.where(received["first"].view(-1, 1), received["z"], client["x"])
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"x": server["x"].expand(turn.n, -1)} if self.anchored else {}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"x": self.anchor(memory, received)} if self.anchored else memory
 
 
 def averaged(hub: State, models: Tensor, weights: Tensor) -> State:

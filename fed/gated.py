@@ -15,6 +15,7 @@ from torch import Tensor
 
 from symprune.fed.em_clients import GroupedWeights, remember
 from symprune.fed.gates import hard_concrete, open_chance, penalty_slope
+from symprune.fed.layer_masks import pack
 from symprune.fed.losses import sigmoid
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn, check
@@ -62,25 +63,34 @@ class Gated(GroupedWeights):
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         alive = server["alive"]
-        kept = self.groups.spread(alive.unsqueeze(0))[0].bool()
-        return {"alive": alive, "w": server["x"][kept], "v": server["v"][alive]}
+        return {"alive": alive, "w": server["x"][self.kept(alive)], "v": server["v"][alive]}
+
+    def kept(self, alive: Tensor) -> Tensor:
+        """The weights of these groups and the exempt ones, `[d]` boolean."""
+        return self.groups.spread(alive.unsqueeze(0))[0].bool()
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        groups, alive = self.groups, received["alive"][0]  # the same for everyone
-        kept, count = groups.spread(alive.unsqueeze(0))[0].bool(), problem.clients
-        x = torch.zeros(count, problem.dimension, dtype=problem.dtype)
-        x[:, kept] = received["w"]
-        v = torch.zeros(count, groups.count, dtype=problem.dtype)
-        v[:, alive] = received["v"]
+        x, v, alive = self.arrived(received)
         w, v = self._train(x, v, alive, problem, turn)
+        return self.sampled(client, w, v, alive, turn)
+
+    def arrived(self, received: Received) -> tuple[Tensor, Tensor, Tensor]:
+        """The server's weights and gates as stacks, zero where pruned, and the groups alive."""
+        alive = received["alive"][0]  # the same for everyone
+        x = placed(received["w"], self.kept(alive))
+        return x, placed(received["v"], alive), alive
+
+    def sampled(
+        self, client: State, w: Tensor, v: Tensor, alive: Tensor, turn: Turn
+    ) -> tuple[State, Message]:
+        """The reply: a binary sample of the gates and the weights behind the open ones."""
         chance = sigmoid(self.logit(w, v))
-        z = (turn.stream("gates").uniform(groups.count) < chance) & alive
-        sent = groups.spread(z).bool()
+        z = (turn.stream("gates").uniform(self.groups.count) < chance) & alive
+        sent = self.groups.spread(z).bool()
         w = w * sent
-        message: Message = {"z": z[:, alive], "w": Sent([w[i, sent[i]] for i in range(count)])}
-        return remember(client, w), message
+        return remember(client, w), {"z": z[:, alive], "w": Sent(pack(sent, w))}
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         x, alive = server["x"], int(server["alive"].sum())
@@ -125,10 +135,17 @@ class Gated(GroupedWeights):
         return z.to(w_s.dtype), sent.to(w_s.dtype), w_s
 
     def _train(
-        self, x: Tensor, v: Tensor, alive: Tensor, problem: Problem, turn: Turn
+        self,
+        x: Tensor,
+        v: Tensor,
+        alive: Tensor,
+        problem: Problem,
+        turn: Turn,
+        correction: Tensor | float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Local epochs on weights (SGD) and gates (Adamax) from the server's; gradients by hand
-        because the gate is a function of few numbers and clients are a stack."""
+        because the gate is a function of few numbers and clients are a stack. A correction is
+        added to every gradient of the weights."""
         groups, batches = self.groups, turn.stream("batch")
         prior, w = self.logit(x, v), x
         mean, size = torch.zeros_like(v), torch.zeros_like(v)
@@ -156,7 +173,14 @@ class Gated(GroupedWeights):
                 steps = steps + going
                 mean = torch.where(going, 0.9 * mean + 0.1 * for_v, mean)
                 size = torch.where(going, torch.maximum(0.999 * size, for_v.abs() + 1e-8), size)
-                w = torch.where(going, w - self.lr * (g * z_weights + pull), w)
+                w = torch.where(going, w - self.lr * (g * z_weights + pull + correction), w)
                 move = self.gate_lr / (1 - 0.9**steps) * mean / size
                 v = torch.where(going, v - move, v)
         return w, v
+
+
+def placed(values: Tensor, where: Tensor) -> Tensor:
+    """Values `[C, k]` at the k places that are True in `where [d]`, zero elsewhere: `[C, d]`."""
+    out = values.new_zeros(len(values), len(where))
+    out[:, where] = values
+    return out

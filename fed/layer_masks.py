@@ -77,6 +77,12 @@ def random_mask(sizes: tuple[int, ...], ones: tuple[int, ...], stream: Stream) -
     return torch.cat(parts, 1)
 
 
+def keeps(mask: Tensor, sizes: tuple[int, ...], ones: tuple[int, ...]) -> bool:
+    """Whether every row of the mask keeps exactly `ones` weights of every tensor."""
+    parts = zip(mask.split(list(sizes), 1), ones, strict=True)
+    return all(bool((part.sum(1) == count).all()) for part, count in parts)
+
+
 def best_mask(score: Tensor, sizes: tuple[int, ...], ones: tuple[int, ...]) -> Tensor:
     """The `ones` highest scores of every tensor, `[C, d]`."""
     parts = [keep_largest(s, c) for s, c in zip(score.split(list(sizes), 1), ones, strict=True)]

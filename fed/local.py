@@ -51,14 +51,33 @@ def step_size(gamma: float | None, constants: Constants, name: str) -> float:
     return 1 / constants.L_max
 
 
-def probability(p: float | None, gamma: float, constants: Constants, name: str) -> float:
-    """The given communication probability, or ProxSkip's `sqrt(gamma mu)`."""
+def step_sizes(
+    gamma: float | tuple[float, ...] | None, constants: Constants, individual: bool, name: str
+) -> tuple[float, ...]:
+    """A step size for every client: the given ones, or 1/L_i, or 1/L_max if not individual."""
+    n = constants.clients
+    if gamma is None and individual and constants.known:
+        gamma = tuple(1 / L for L in constants.L)
+    if not isinstance(gamma, tuple):
+        return (float(step_size(gamma, constants, name)),) * n
+    check(len(gamma) == n, f"{name}: {len(gamma)} values of gamma for {n} clients.")
+    check(min(gamma) > 0, f"{name}: gamma must be positive.")
+    return gamma
+
+
+def probability(
+    p: float | None, gamma: float | tuple[float, ...], constants: Constants, name: str
+) -> float:
+    """The given communication probability, or ProxSkip's `sqrt(gamma mu)`, the least of all
+    clients."""
     if p is not None:
         check(0 < p <= 1, f"{name}: p = {p} is outside (0, 1].")
         return p
     usable = constants.known and constants.mu_min > 0
     check(usable, f"{name} needs the option p: the problem is not known to be strongly convex.")
-    return min(1.0, math.sqrt(gamma * constants.mu_min))
+    steps = gamma if isinstance(gamma, tuple) else (gamma,) * constants.clients
+    least = min(step * mu for step, mu in zip(steps, constants.mu, strict=True))
+    return min(1.0, math.sqrt(least))
 
 
 def local_optimum(problem: Problem, tolerance: float, max_steps: int) -> Tensor:

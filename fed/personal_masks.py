@@ -7,6 +7,7 @@ the pruning engine that judges them on a client's own rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,13 +16,15 @@ from symprune.fed.layer_masks import layer_ones
 from symprune.fed.local_epochs import LocalEpochs
 from symprune.fed.mask_search import Calibration
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, State, check, filled
+from symprune.fed.protocol import Algorithm, Received, State, Turn, check, filled
 
 
 @dataclass(frozen=True)
 class PersonalMasks(LocalEpochs):
-    """Density and criterion of the masks; client state `mask [C, d]`, server state `masks`."""
+    """Density and criterion of the masks; client state `mask [C, d]`, server state `masks`. A
+    reply says in its field `flips`, if it has one, where the client's mask changed."""
 
+    flips: ClassVar[str] = "changed"
     density: float = 0.5
     allocation: str = "erk"  # of the density to layers; or uniform
     mask_score: str = "magnitude"
@@ -40,6 +43,26 @@ class PersonalMasks(LocalEpochs):
     @property
     def calibration(self) -> Calibration:
         return Calibration(self.mask_score, self.search_batch)
+
+    def first_masks(self, turn: Turn, d: int) -> Tensor:
+        """The masks at the start, which both sides make without a message: `[C, d]`."""
+        raise TypeError(f"{type(self).__name__} has no first_masks.")
+
+    def server_init(self, x0: Tensor, turn: Turn) -> State:
+        return {"x": x0, "masks": self.first_masks(turn, len(x0))}
+
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        return {"mask": self.first_masks(turn, problem.dimension)}
+
+    def flipped(self, mask: Tensor, replies: Received) -> Tensor:
+        """The masks after the turn, from those before it and the replies."""
+        return mask ^ replies[self.flips] if self.flips in replies else mask
+
+    def memory(self, server: State, turn: Turn) -> State:
+        return {"mask": server["masks"]}
+
+    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
+        return {"mask": self.flipped(memory["mask"], replies)}
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         return client["mask"] * server["x"]

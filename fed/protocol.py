@@ -21,7 +21,6 @@ from symprune.fed.randomness import Stream
 
 T = TypeVar("T")
 State = dict[str, Tensor]
-MAX_SKETCH = 1 << 20  # numbers a client may tell about itself once
 Received = dict[str, Any]  # name -> stacked rows [C, ...], or a list of C tensors if sent ragged
 
 

@@ -42,7 +42,9 @@ server and all clients without being sent. Nothing else may be random, nothing m
 the states: then checkpoints, chunks of clients and other machines give the same bits for free.
 
 Bases that save lines: `SampledClients` (option cohort_size), `local.LocalSteps` (gamma, p, batch),
-`local_epochs.LocalEpochs` (epochs of SGD), `control_variates.ControlVariates` (an h_i per client).
+`local_epochs.LocalEpochs` (epochs of SGD), `control_variates.ControlVariates` (an h_i per client),
+`personal_masks.PersonalMasks` (a mask per client), `own_layers.OwnLayers` (layers per client),
+`first_sketch.FirstSketch` (clients describe themselves first), `cohorts.CohortMethod` (K rounds).
 A field that only `prepare` sets, such as the model's shapes, is declared with `filled()`: it goes
 to the clients but is no option.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.cohorts import SOLVER, CohortMethod, averaged
+from symprune.fed.cohorts import AnchoredClients, CohortMethod, averaged
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
 from symprune.fed.sampling import Sampling
@@ -42,7 +42,7 @@ class FedProxSPPM(CohortMethod):
         w = self.local_prox(received["z"], received["z"], self.gamma, problem, turn)
         return client, {"w": w}
 
-    def combine(
+    def solve(
         self, hub: State, x: Tensor, replies: Received, sampling: Sampling, cohort: Tensor
     ) -> State:
         return averaged(hub, replies["w"], torch.ones(len(cohort), dtype=torch.float64))
@@ -72,7 +72,7 @@ class FedProxSPPM(CohortMethod):
 
 @register
 @dataclass(frozen=True)
-class FedAvgSPPM(FedProxSPPM):
+class FedAvgSPPM(AnchoredClients, FedProxSPPM):
     """K times per cohort: the mean of prox_{alpha h_i}(z), h_i = f_i + ||. - x||^2 / (2 gamma)."""
 
     name = "fedavg-sppm"
@@ -83,27 +83,13 @@ class FedAvgSPPM(FedProxSPPM):
         check(self.alpha > 0, f"fedavg-sppm: alpha = {self.alpha} must be positive.")
         return super().prepare(constants)
 
-    def client_init(self, problem: Problem, turn: Turn) -> State:
-        """The anchor x, remembered until the cohort is done."""
-        return {"x": torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)}
-
-    def broadcast(self, server: State, turn: Turn) -> Message:
-        return {"z": server[SOLVER + "z"], "first": server["asked"] == 0}
-
     def work(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         """`prox_{alpha h_i}(z) = prox_{beta f_i}(beta (x/gamma + z/alpha))` with
         `beta = alpha gamma / (alpha + gamma)`; the thesis prints both anchors as z, which is right
         in the first local round only."""
-        z = received["z"]
-        x = torch.where(received["first"].view(-1, 1), z, client["x"])
+        x, z = self.anchor(client, received), received["z"]
         beta = 1 / (1 / self.alpha + 1 / self.gamma)
         anchor = beta * (x / self.gamma + z / self.alpha)
         return {"x": x}, {"w": self.local_prox(anchor, z, beta, problem, turn)}
-
-    def memory(self, server: State, turn: Turn) -> State:
-        return {"x": server["x"].expand(turn.n, -1)}
-
-    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
-        return {"x": torch.where(received["first"].view(-1, 1), received["z"], memory["x"])}

@@ -8,6 +8,7 @@ the dense baseline of FedSparse.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class FedOpt(EMMethod):
     name = "fedopt"
     paper = "An EM Perspective on Federated Learning, section 2; Reddi et al.: Adaptive FedOpt"
     sends = "up: local model; down: model"
-    replies = ("w",)
+    replies: ClassVar[tuple[str, ...]] = ("w",)
     server_optimizer: str = "adam"
     server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
 
@@ -46,13 +47,20 @@ class FedOpt(EMMethod):
         return w
 
     def trained(
-        self, x: Tensor, problem: Problem, turn: Turn, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        problem: Problem,
+        turn: Turn,
+        mask: Tensor | None = None,
+        correction: Tensor | float = 0.0,
     ) -> Tensor:
-        """Local epochs from x, only where the mask is True."""
+        """Local epochs from x, only where the mask is True; a correction is added to every
+        gradient."""
         w, stream = x, turn.stream("batch")
         for _ in range(self.epochs):
             for rows, active in problem.epoch(stream, self.batch):
                 g = problem.gradient(w, rows) + self.pull * (w - x) + self.penalty(w)
+                g = g + correction
                 step = self.lr * (g if mask is None else g * mask)
                 w = torch.where(active.unsqueeze(1), w - step, w)
         return w

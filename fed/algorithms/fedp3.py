@@ -13,40 +13,21 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from symprune.fed.layer_masks import pack, unpack
-from symprune.fed.layer_subsets import (
-    KINDS,
-    aggregate,
-    assign_layers,
-    by_weight,
-    local_mask,
-    prune_mask,
-)
+from symprune.fed.layer_masks import unpack
+from symprune.fed.layer_subsets import KINDS, aggregate, local_mask, prune_mask
+from symprune.fed.own_layers import OwnLayers
 from symprune.fed.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Like,
-    Message,
-    Received,
-    SampledClients,
-    Sent,
-    State,
-    Turn,
-    check,
-    filled,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
 
 
 @register
 @dataclass(frozen=True)
-class FedP3(SampledClients):
+class FedP3(OwnLayers):
     """Layer subsets per client, the other layers pruned on the way down and never sent back."""
 
     name = "fedp3"
     paper = "FedP3 (thesis chapter 4), Algorithms 5-7"
     sends = "up: the client's own layers; down: these dense, the others pruned"
-    layers: str = "opu3"
     keep: float = 0.9
     prune: str = "random"
     fixed_mask: bool = False
@@ -58,7 +39,6 @@ class FedP3(SampledClients):
     steps: int = 10
     batch: int = 48
     lr: float = 0.1
-    shapes: tuple[tuple[int, ...], ...] = filled(())
 
     def prepare(self, constants: Constants) -> Algorithm:
         for option, known in KINDS.items():
@@ -68,17 +48,7 @@ class FedP3(SampledClients):
             check(0 < share <= 1, f"fedp3: {option} = {share} is outside (0, 1].")
         check(self.steps >= 0 and self.batch > 0, "fedp3: steps and batch must be positive.")
         check(self.temperature > 0, "fedp3: temperature must be positive.")
-        return replace(self, shapes=constants.layout.shapes)
-
-    def assigned(self, turn: Turn) -> State:
-        """L_i, drawn once from the seed by server and client alike."""
-        return {"owned": assign_layers(self.layers, self.shapes, turn.stream("layers"))}
-
-    def server_init(self, x0: Tensor, turn: Turn) -> State:
-        return {"x": x0, **self.assigned(turn)}
-
-    def client_init(self, problem: Problem, turn: Turn) -> State:
-        return self.assigned(turn)
+        return super().prepare(constants)
 
     def mask(self, owned: Tensor, turn: Turn, x: Tensor | None = None) -> Tensor:
         """P_i of this round; with `fixed_mask` that of the first."""
@@ -96,7 +66,7 @@ class FedP3(SampledClients):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        owned, mine = client["owned"], by_weight(client["owned"], self.shapes)
+        owned, mine = client["owned"], self.own_weights(client["owned"])
         mask = received["mask"] if self.prune == "magnitude" else self.mask(owned, turn)
         u = unpack(mask, received["values"])
         batches, ratios, local = (turn.stream(p) for p in ("batch", "ratio", "local"))
@@ -107,19 +77,11 @@ class FedP3(SampledClients):
                 effective = mask & local_mask(self.local_prune, q, self.shapes, owned, local)
             g = problem.gradient(u * effective, problem.batch(batches, self.batch))
             u = u - self.lr * g * (effective if self.train_unassigned else mine)
-        return client, {"layers": Sent(pack(mine, u))}
+        return client, self.reply(owned, u)
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """Every layer is averaged over the clients that sent it."""
         owned, x = server["owned"][turn.clients], server["x"]
-        u = unpack(by_weight(owned, self.shapes), replies["layers"])
+        u = self.replied(owned, replies)
         x = aggregate(self.aggregation, x, u, owned, self.shapes, self.temperature)
         return {**server, "x": x}
-
-    def metrics(self, server: State, client: State) -> dict[str, float]:
-        """The share of layers an average client sends."""
-        return {"layers_sent": float(server["owned"].double().mean())}
-
-    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
-        mine = by_weight(server["owned"][turn.clients], self.shapes)
-        return {"layers": Like(server["x"].dtype, (int(mine.sum()),))}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.layer_masks import best_mask, random_mask, search_step, spread, values_on
+from symprune.fed.layer_masks import best_mask, keeps, random_mask, search_step, spread, values_on
 from symprune.fed.mask_search import GROWTHS, local_scores, search_scores
 from symprune.fed.personal_masks import PersonalMasks
 from symprune.fed.problem import Constants, Problem
@@ -61,17 +61,11 @@ class FedSpa(PersonalMasks):
         last = max(self.anneal_rounds - 1, 1)
         return self.prune_rate / 2 * (1 + math.cos(math.pi * min(turn.number / last, 1)))
 
-    def first_masks(self, turn: Turn) -> Tensor:
-        """The random start, which both sides make from the seed: `[C, d]`."""
+    def first_masks(self, turn: Turn, d: int) -> Tensor:
+        """At random, from the seed."""
         stream = turn.stream("mask") if self.different_masks else turn.shared("mask")
         mask = random_mask(self.layer_sizes, self.layer_ones, stream)
         return mask.expand(len(turn.clients), -1).contiguous()
-
-    def server_init(self, x0: Tensor, turn: Turn) -> State:
-        return {"x": x0, "masks": self.first_masks(turn)}
-
-    def client_init(self, problem: Problem, turn: Turn) -> State:
-        return {"mask": self.first_masks(turn)}
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         if self.search == "score":
@@ -109,10 +103,8 @@ class FedSpa(PersonalMasks):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`w <- w - mean of updates`: over the clients, not over the masks that cover a weight."""
         masks = server["masks"][turn.clients]
-        changed = replies.get("changed")
-        after = masks if changed is None else masks ^ changed
-        ones = [part.sum(1) for part in after.split(list(self.layer_sizes), 1)]
-        whole = all(bool((o == k).all()) for o, k in zip(ones, self.layer_ones, strict=True))
+        after = self.flipped(masks, replies)
+        whole = keeps(after, self.layer_sizes, self.layer_ones)
         check(whole, "fedspa: a client's mask changed its number of weights.")
         covered = after if self.search == "score" else masks
         x = server["x"] - spread(covered, replies["update"]).mean(0)
@@ -123,9 +115,3 @@ class FedSpa(PersonalMasks):
         if self.search != "rsm":
             like["changed"] = Like(torch.bool, tuple(server["x"].shape))
         return like
-
-    def memory(self, server: State, turn: Turn) -> State:
-        return {"mask": server["masks"]}
-
-    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
-        return {"mask": memory["mask"] ^ replies["changed"]} if "changed" in replies else memory

@@ -7,7 +7,6 @@ updates keep `sum_i alpha_i h_i` constant, so that sum must start at zero; the t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from symprune.fed.algorithms.flix import Flix, PerClient
 from symprune.fed.control_variates import ControlVariates, control_variates
-from symprune.fed.local import local_gradient, local_steps
+from symprune.fed.local import local_gradient, local_steps, probability, step_sizes
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
@@ -48,23 +47,8 @@ class Scafflix(Flix, ControlVariates):
     def prepare(self, constants: Constants) -> Algorithm:
         """gamma_i = 1/L_i (1/max L when not individual), p = 1/sqrt(kappa_max)."""
         super().prepare(constants)
-        gamma, p = self.gamma, self.p
-        if gamma is None:
-            check(constants.known, f"{self.name} needs gamma: smoothness is unknown.")
-            L = constants.L if self.individual else (constants.L_max,) * constants.clients
-            gamma = tuple(1 / v for v in L)
-        if isinstance(gamma, float | int):
-            gamma = (float(gamma),) * constants.clients
-        n = constants.clients
-        check(len(gamma) == n, f"{self.name}: {len(gamma)} values of gamma for {n} clients.")
-        check(min(gamma) > 0, f"{self.name}: gamma must be positive.")
-        if p is None:
-            convex = constants.known and constants.mu_min > 0
-            check(convex, f"{self.name} needs p: the problem is not strongly convex.")
-            pairs = zip(gamma, constants.mu, strict=True)
-            p = min(1.0, math.sqrt(min(g * mu for g, mu in pairs)))
-        check(0 < p <= 1, f"{self.name}: p = {p} is outside (0, 1].")
-        return replace(self, gamma=gamma, p=p)
+        gamma = step_sizes(self.gamma, constants, self.individual, self.name)
+        return replace(self, gamma=gamma, p=probability(self.p, gamma, constants, self.name))
 
     def client_init(self, problem: Problem, turn: Turn) -> State:
         own = Flix.client_init(self, problem, turn)

@@ -20,9 +20,7 @@ from symprune.fed.local import local_gradient
 from symprune.fed.network_lasso import NORMS, fusion, network_lasso_prox
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import (
-    MAX_SKETCH,
     Algorithm,
-    Like,
     Message,
     Received,
     Sent,
@@ -42,6 +40,7 @@ class SimilarityNetwork(ClientGraph):
     name = "similarity-network"
     paper = "Zhao et al.: Communication Efficient Training over Unbalanced Labels, Algorithms 1-5"
     sends = "up: gradient of few values; down: shared part and own part; once: a sketch"
+    replies = ("g",)
     lam: float = 1e-3  # strength of the fusion
     p: float = 2.0  # its norm: 1, 2 or inf
     eta: float | None = None  # step of the shared part
@@ -113,12 +112,3 @@ class SimilarityNetwork(ClientGraph):
         fused = ~server["split"].any(1)
         penalty = self.lam * float(fusion(server["z"].double(), edges, self.p))
         return {"fusion": penalty, "clusters": float(len(components(edges[fused], n).unique()))}
-
-    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
-        model = self.model(server)
-        if self.sketching(turn):
-            return {"sketch": Like(model.dtype, None, MAX_SKETCH)}
-        return {"g": Like(model.dtype, tuple(model.shape))}
-
-    def needs_everyone(self, turn: Turn) -> bool:
-        return self.sketching(turn)

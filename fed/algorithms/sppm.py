@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.cohorts import SOLVER, CohortMethod, averaged
+from symprune.fed.cohorts import AnchoredClients, averaged
 from symprune.fed.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check, register
 from symprune.fed.prox_solvers import HUB_SOLVERS, Curvature, ProxSolver
@@ -26,7 +26,7 @@ MEMORY = 20  # pairs that L-BFGS remembers at most
 
 @register
 @dataclass(frozen=True)
-class SPPM(CohortMethod):
+class SPPM(AnchoredClients):
     """Stochastic proximal point with any client sampling and K local rounds per cohort."""
 
     name = "sppm-as"
@@ -56,27 +56,20 @@ class SPPM(CohortMethod):
     def counts_questions(self) -> bool:
         return self.strict
 
-    def client_init(self, problem: Problem, turn: Turn) -> State:
-        """The anchor x, remembered by a worker until its cohort is done; nothing otherwise."""
-        if self.solver not in WORKERS:
-            return {}
-        return {"x": torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)}
+    @property
+    def anchored(self) -> bool:
+        """Whether the clients work on the proximal problem; else the hub does and they measure."""
+        return self.solver in WORKERS
 
     def begin(self, x: Tensor) -> State:
-        if self.solver in WORKERS:
-            return super().begin(x)
-        return self._solver(Curvature(1.0)).start(x)
-
-    def broadcast(self, server: State, turn: Turn) -> Message:
-        z = server[SOLVER + "z"]
-        return {"z": z, "first": server["asked"] == 0} if self.solver in WORKERS else {"z": z}
+        return super().begin(x) if self.anchored else self._solver(Curvature(1.0)).start(x)
 
     def work(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         z = received["z"]
-        if self.solver in WORKERS:
-            x = torch.where(received["first"].view(-1, 1), z, client["x"])
+        if self.anchored:
+            x = self.anchor(client, received)
             near = train_near(problem, x, z, self.worker, turn.stream("batch"))
             return {"x": x}, {"w": near}
         reply: Message = {"g": problem.gradient(z)}
@@ -84,28 +77,18 @@ class SPPM(CohortMethod):
             reply["f"] = problem.value(z).unsqueeze(1)
         return client, reply
 
-    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
-        if self.needs_everyone(turn):
-            return super().reply_like(server, turn)
+    def work_like(self, server: State, turn: Turn) -> dict[str, Like]:
         like = Like(server["x"].dtype, tuple(server["x"].shape))
-        if self.solver in WORKERS:
+        if self.anchored:
             return {"w": like}
-        needed = {"f": Like(like.dtype, (1,))} if self.solver in VALUE_NEEDED else {}
-        return {"g": like, **needed}
+        value = {"f": Like(like.dtype, (1,))} if self.solver in VALUE_NEEDED else {}
+        return {"g": like, **value}
 
-    def memory(self, server: State, turn: Turn) -> State:
-        return {"x": server["x"].expand(turn.n, -1)} if self.solver in WORKERS else {}
-
-    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
-        if "first" not in received:
-            return memory
-        return {"x": torch.where(received["first"].view(-1, 1), received["z"], memory["x"])}
-
-    def combine(
+    def solve(
         self, hub: State, x: Tensor, replies: Received, sampling: Sampling, cohort: Tensor
     ) -> State:
         weights = sampling.weights[cohort]
-        if self.solver in WORKERS:
+        if self.anchored:
             return averaged(hub, replies["w"], weights)
         away, weights = hub["z"] - x, weights.to(x.dtype)
         gradient = weights @ replies["g"] + away / self.gamma

@@ -39,6 +39,7 @@ class SubFedAvg(PersonalMasks):
     name = "sub-fedavg"
     paper = "Vahidian et al.: Personalized FL by structured and unstructured pruning"
     sends = "up: model on the new mask, pruned positions; down: model on the mask"
+    flips = "pruned"
     allocation: str = "uniform"
     prune_step: float = 0.05
     min_accuracy: float = 0.5
@@ -49,11 +50,8 @@ class SubFedAvg(PersonalMasks):
         check(0 < self.prune_step <= 1, f"sub-fedavg: prune_step {self.prune_step} not in (0, 1].")
         return super().prepare(constants)
 
-    def server_init(self, x0: Tensor, turn: Turn) -> State:
-        return {"x": x0, "masks": torch.ones(turn.n, len(x0), dtype=torch.bool)}
-
-    def client_init(self, problem: Problem, turn: Turn) -> State:
-        return {"mask": torch.ones(problem.clients, problem.dimension, dtype=torch.bool)}
+    def first_masks(self, turn: Turn, d: int) -> Tensor:
+        return torch.ones(len(turn.clients), d, dtype=torch.bool)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         masks = server["masks"][turn.clients]
@@ -77,7 +75,7 @@ class SubFedAvg(PersonalMasks):
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The mean over those who kept a weight; without keepers it stays as it is."""
-        after = server["masks"][turn.clients] ^ replies["pruned"]
+        after = self.flipped(server["masks"][turn.clients], replies)
         regrown = bool((replies["pruned"] & after).any())
         check(not regrown, "sub-fedavg: a client pruned weights that it did not have.")
         total = unpack(after, replies["values"]).sum(0)
@@ -88,12 +86,6 @@ class SubFedAvg(PersonalMasks):
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         d = len(server["x"])
         return {"values": Like(server["x"].dtype, None, d), "pruned": Like(torch.bool, (d,))}
-
-    def memory(self, server: State, turn: Turn) -> State:
-        return {"mask": server["masks"]}
-
-    def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
-        return {"mask": memory["mask"] ^ replies["pruned"]}
 
 
 def _accuracy(problem: Problem, w: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from symprune.fed.server import serve
 from symprune.fed.simulate import simulate
 from symprune.fed.transport import LocalTransport, Node
 
-FOLLOWED = ("sparse-proxskip", "ef21", "fedspa", "sub-fedavg")  # to the bit
+FOLLOWED = ("sparse-proxskip", "ef21", "fedspa", "sub-fedavg", "fedsparse-scaffold")  # to the bit
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

@@ -202,6 +202,17 @@ def test_layer_weights_add_up_to_one_and_attention_contains_the_others() -> None
     assert torch.allclose(layer_weights(count, equal), layer_weights(count * 0, equal))
 
 
+def test_the_names_of_the_aggregations_are_these_weights(problem: Problem) -> None:
+    shapes = problem.layout.shapes
+    owned = torch.tensor([[1, 0, 0, 1], [1, 1, 0, 1], [0, 1, 0, 1]]).bool()
+    update = torch.zeros(3, problem.dimension)
+    simple = aggregation_weights("simple", owned, update, shapes, 1.0)
+    assert simple[:, 3].tolist() == pytest.approx([1 / 3] * 3)
+    weighted = aggregation_weights("weighted", owned, update, shapes, 1.0)
+    assert weighted[:, 3].tolist() == pytest.approx([2 / 7, 3 / 7, 2 / 7])
+    assert weighted[:, 2].tolist() == [0, 0, 0]
+
+
 def test_attention_listens_more_to_small_updates(problem: Problem) -> None:
     shapes, owned = problem.layout.shapes, torch.ones(2, 4, dtype=torch.bool)
     update = torch.ones(2, problem.dimension) * torch.tensor([[0.01], [0.1]])

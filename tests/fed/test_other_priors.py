@@ -7,7 +7,8 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.other_priors import median, mixture_pull, responsibilities
+from symprune.fed.algorithms.fedmedian import median
+from symprune.fed.algorithms.fedmixture import mixture_pull, responsibilities
 from symprune.fed.losses import Linear
 from symprune.fed.problem import Problem, stack_rows
 from symprune.fed.simulate import simulate
@@ -73,10 +74,15 @@ def test_two_components_find_two_kinds_of_clients() -> None:
 
 
 def test_one_gradient_step_of_em_is_a_gradient_step_on_the_marginal_likelihood() -> None:
-    """`y | phi ~ N(phi, s2)`, `phi ~ N(w, 1/lam)`: both give `(y - w) / (s2 + 1/lam)`."""
+    """`y | phi ~ N(phi, s2)`, `phi ~ N(w, 1/lam)`: with a client that reaches the mode, a server
+    step of size lam goes along `(y - w) / (s2 + 1/lam)`."""
     y, w, s2, lam = 1.7, 0.4, 0.5, 2.0
-    posterior_mean = (y / s2 + lam * w) / (1 / s2 + lam)
-    assert lam * (posterior_mean - w) == pytest.approx((y - w) / (s2 + 1 / lam))
+    row = torch.tensor([[s2**-0.5]], dtype=torch.float64), torch.tensor([y * s2**-0.5]).double()
+    options = {"pull": lam, "lr": 0.2, "epochs": 40, "batch": 1}
+    algorithm = build("fedopt", **options, server_optimizer="sgd", server_lr=lam)
+    problem = Problem(Linear(1), stack_rows([row]), name="one observation")
+    result = simulate(algorithm, problem, 1, x0=torch.tensor([w]).double())
+    assert float(result.model) - w == pytest.approx((y - w) / (s2 + 1 / lam))
 
 
 def test_wrong_options_are_named(digits: Problem) -> None:

@@ -240,6 +240,20 @@ def test_a_smaller_inner_step_brings_fedavg_sppm_nearer_to_the_proximal_point(
     assert away[0] > 3 * away[1] > 6 * away[2]
 
 
+def test_the_inner_step_of_fedavg_sppm_minimises_what_it_says(logistic: Problem) -> None:
+    """`f_i(w) + ||w - x||^2 / (2 gamma) + ||w - z||^2 / (2 alpha)`, also when z has left x."""
+    algorithm = build("fedavg-sppm", sampling="full", gamma=2.0, alpha=0.3, tolerance=1e-11)
+    prepared = algorithm.prepare(logistic.constants())
+    x, z = normal(2, 6, logistic.dimension)
+    received = {"z": z, "first": torch.zeros(6, 1, dtype=torch.bool)}
+    turn = Turn(1, 0, 6, torch.arange(6))
+    _, message = prepared.client_step({"x": x}, received, logistic, turn)
+    w = message["w"]
+    assert isinstance(w, Tensor)
+    slope = logistic.gradient(w) + (w - x) / 2.0 + (w - z) / 0.3
+    assert float(slope.norm(dim=1).max()) < 1e-9
+
+
 def test_costs_and_savings_of_the_paper() -> None:
     assert cost(10, 1) == 10
     assert 1 - cost(10, 1) / cost(1, 39) == pytest.approx(0.7436, abs=1e-4)
