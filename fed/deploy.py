@@ -26,12 +26,14 @@ from symprune.errors import SympruneError
 from symprune.fed.flower import QUIET, need_flower
 from symprune.fed.job import Job
 from symprune.fed.keys import make_keys
-from symprune.fed.pruning.remote import STATE, Task
+from symprune.fed.pruning.remote import MODEL, STATE, Task
 from symprune.fed.pruning.resume import blocks_done
 from symprune.fed.transport import Setting
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
+ASKED = "asked.json"
+BEGUN = ("run.json", STATE, MODEL)  # in the server's folder: training, pruning, a pruned model
 START = 300.0  # seconds a process may take until it listens
 APP = "symprune_app"
 PROJECT = """[build-system]
@@ -82,7 +84,8 @@ root-certificates = {authority}
 
 @dataclass
 class Deployment:
-    """A federation in a folder. Ports: `port` for the SuperLink, `node_port + i` for node i."""
+    """A federation in a folder. The SuperLink is `host`, a name or an address of this machine, with
+    `port`; node i has `node_port + i`, on loopback."""
 
     folder: Path
     job: Job | Task
@@ -91,6 +94,7 @@ class Deployment:
     timeout: float = 600.0  # seconds a round waits for a client that is still connected
     telemetry: bool = False
     settings: tuple[Mapping[str, Setting], ...] = ()  # what the owner of client 0, 1, ... has set
+    host: str = LOOPBACK
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     attempt: str = ""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -108,10 +112,12 @@ class Deployment:
 
     def prepare(self) -> None:
         """App folder, keys and Flower's own folder, which must not be inside the app's."""
+        self._refuse_another_run()
         app, home, keys = (self.folder / name for name in ("app", "flower", "keys"))
         for place in (app, home, self.folder / "logs", self.folder / "server"):
             place.mkdir(parents=True, exist_ok=True)
-        make_keys(keys, (HOST, "localhost"), self.job.clients)
+        hosts = dict.fromkeys((self.host, LOOPBACK, "localhost"))
+        make_keys(keys, tuple(hosts), self.job.clients)
         quoted = json.dumps  # a JSON string is a TOML string
         project = PROJECT.format(
             app=APP,
@@ -126,8 +132,21 @@ class Deployment:
         client, main = ("client", "train") if training else ("pruning.remote", "prune")
         (app / f"{APP}.py").write_text(CODE.format(client=client, main=main))
         authority = quoted(str(keys / "ca.crt"))
-        connection = CONNECTION.format(host=HOST, port=self.port, authority=authority)
+        connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
         (home / "config.toml").write_text(connection)
+        (self.folder / ASKED).write_text(self._asked())
+
+    def _asked(self) -> str:
+        """The job and the owners' settings, without how far it is to go."""
+        job = {**json.loads(self.job.to_json()), "rounds": None}
+        return json.dumps({"job": job, "settings": [dict(own) for own in self.settings]})
+
+    def _refuse_another_run(self) -> None:
+        """What has begun goes on as it was asked for, or not at all."""
+        asked = self.folder / ASKED
+        begun = any((self.folder / "server" / name).exists() for name in BEGUN)
+        if begun and asked.exists() and asked.read_text() != self._asked():
+            raise SympruneError(f"{self.folder} holds another run: use another folder.")
 
     def start(self) -> None:
         """SuperLink, registration of the nodes' public keys, SuperNodes."""
@@ -139,7 +158,7 @@ class Deployment:
     def start_superlink(self) -> None:
         keys = self.folder / "keys"
         options = {
-            "--host": HOST,
+            "--host": self.host,
             "--port": self.port,
             "--database": self.folder / "flower" / "superlink.db",
             "--ssl-certfile": keys / "superlink.crt",
@@ -170,8 +189,8 @@ class Deployment:
             config += f" {name}={json.dumps(value)}"
         keys, port = self.folder / "keys", self.node_port + number
         options = {
-            "--superlink": f"{HOST}:{self.port}",
-            "--host": HOST,
+            "--superlink": f"{self.host}:{self.port}",
+            "--host": LOOPBACK,
             "--port": port,
             "--root-certificates": keys / "ca.crt",
             "--auth-supernode-private-key": key or keys / f"node-{number}.key",
@@ -202,6 +221,12 @@ class Deployment:
             return blocks_done(self.folder / "server" / STATE)
         file = self.folder / "server" / "state.safetensors"
         return load(file).turn if file.exists() else 0
+
+    def over(self) -> bool:
+        """Whether an earlier run in this folder did all that is asked for: a pruned model is not
+        pruned again, training may be asked for more rounds."""
+        self._refuse_another_run()
+        return isinstance(self.job, Task) and self.result.exists()
 
     def finished(self) -> bool:
         """Whether the result is there; why not, if there will be none."""
@@ -242,7 +267,8 @@ class Deployment:
             process.wait()
 
     def _start(self, name: str, port: int, command: list[str]) -> None:
-        if _listens(port):
+        host = self.host if name == "superlink" else LOOPBACK
+        if _listens(host, port):
             raise SympruneError(f"Port {port} of this machine is taken; choose another.")
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -256,7 +282,7 @@ class Deployment:
             )
         self.processes[name] = process
         end = time.monotonic() + START
-        while not _listens(port):
+        while not _listens(host, port):
             if process.poll() is not None or time.monotonic() > end:
                 raise SympruneError(
                     f"{command[0]} did not start, see {self.folder / 'logs' / f'{name}.log'}."
@@ -267,8 +293,8 @@ class Deployment:
         bin_folder = str(Path(sys.executable).parent)
         path = bin_folder + os.pathsep + os.environ.get("PATH", "")
         home = {"FLWR_HOME": str(self.folder / "flower"), "PATH": path}
-        quiet = {} if self.telemetry else QUIET
-        return {**os.environ, **quiet, **home, MARK: self.mark}
+        asked = {name: str(1 - int(value)) for name, value in QUIET.items()}
+        return {**os.environ, **(asked if self.telemetry else QUIET), **home, MARK: self.mark}
 
     def _started(self, process: psutil.Process) -> bool:
         """Whether a process, however remotely, was started by this object."""
@@ -300,7 +326,7 @@ def _program(name: str) -> str:
     return str(beside)
 
 
-def _listens(port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((HOST, port)) == 0
+        return probe.connect_ex((host, port)) == 0

@@ -116,6 +116,38 @@ def test_nothing_calls_home_unless_asked(tmp_path: Path, ports: tuple[int, int])
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
     assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert environment["FLWR_HOME"] == str(tmp_path.resolve() / "flower")
+    asked = make(tmp_path, ports)
+    asked.telemetry = True
+    environment = asked._environment()  # whatever this process has set for itself
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "1"
+    assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "0"
+
+
+def test_a_superlink_elsewhere_is_named_in_its_certificate_and_by_its_clients(
+    tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    from symprune.fed.deploy import Deployment
+    from symprune.fed.keys import _hosts
+
+    Deployment(tmp_path, TASK, *ports, host="link.example.org").prepare()
+    names = {"link.example.org", "127.0.0.1", "localhost"}
+    assert _hosts(tmp_path / "keys" / "superlink.crt") == names
+    home = (tmp_path / "flower" / "config.toml").read_text()
+    assert f'address = "link.example.org:{ports[0]}"' in home
+    with pytest.raises(SympruneError, match=r"superlink\.crt is not for other\.example\.org"):
+        Deployment(tmp_path, TASK, *ports, host="other.example.org").prepare()
+
+
+def test_a_run_that_has_begun_is_not_taken_for_another(
+    tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    other = Job(TASK.algorithm, {"sparsity": 0.9}, PROBLEM, rounds=4)
+    make(tmp_path, ports).prepare()
+    make(tmp_path, ports, other).prepare()  # nothing has begun
+    (tmp_path / "server" / "run.json").write_text("{}")
+    make(tmp_path, ports, Job(other.algorithm, other.options, PROBLEM, rounds=9)).prepare()
+    with pytest.raises(SympruneError, match="holds another run"):
+        make(tmp_path, ports).prepare()
 
 
 def test_stopping_ends_what_lingers_and_nothing_else(
