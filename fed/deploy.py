@@ -34,6 +34,7 @@ LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
 ASKED = "asked.json"
 BEGUN = ("run.json", STATE, MODEL)  # in the server's folder: training, pruning, a pruned model
+NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
 START = 300.0  # seconds a process may take until it listens
 APP = "symprune_app"
 PROJECT = """[build-system]
@@ -175,10 +176,13 @@ class Deployment:
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
-            found = re.search(r'"node-id":\s*"?(\d+)', said) or re.search(r"SuperNode (\d+)", said)
-            if found is None:
+            found = [int(node) for node in re.findall(NODE_ID, said)]
+            if not found:  # if it is registered and a crash kept its id from us, this is the one
+                listed = re.findall(NODE_ID, self.flwr("supernode", "list", "symprune"))
+                found = [node for node in map(int, listed) if node not in nodes]
+            if len(found) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
-            nodes.append(int(found[1]))
+            nodes += found
             file.write_text(json.dumps(nodes))
         return nodes
 

@@ -175,6 +175,27 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, ports: tuple[int, int]) -
             deployment.start_superlink()
 
 
+def test_a_node_whose_id_was_lost_in_a_crash_is_found_again(
+    tmp_path: Path, ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = make(tmp_path, ports)
+    deployment.prepare()
+    (tmp_path / "nodes.json").write_text("[70]")
+    known = {70, 71}
+
+    def flwr(*arguments: str) -> str:
+        if arguments[:2] == ("supernode", "register"):
+            return "Public key already in use"
+        return " ".join(f'"node-id": "{node}"' for node in sorted(known))
+
+    monkeypatch.setattr(deployment, "flwr", flwr)
+    assert deployment.register() == [70, 71]
+    (tmp_path / "nodes.json").write_text("[70]")
+    known.add(72)
+    with pytest.raises(SympruneError, match="Node 1 was not registered: Public key"):
+        deployment.register()
+
+
 def check_the_bits(folder: Path, task: Job) -> None:
     here = simulate(task.built(), task.whole_problem(), task.rounds, clients_at_once=1)
     there = checkpoint.load(folder / "server" / "state.safetensors")
