@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 console = Console()
 LOOK = 1.0  # seconds between two looks at the server's folder
+ASK = 60.0  # seconds between two questions to Flower, each a process, whether the run still runs
 
 
 def deploy(
@@ -79,8 +80,11 @@ def follow(deployment: Deployment, steps: str) -> None:
     with console.status("Starting SuperLink and SuperNodes") as status, deployed(deployment):
         run = deployment.submit()
         status.update(f"Run {run}: waiting for the first round")
-        done = -1
+        done, asked = -1, time.monotonic()
         while not deployment.finished():
+            if time.monotonic() > asked + ASK:
+                deployment.check_alive(run)
+                asked = time.monotonic()
             if deployment.rounds_done() != done:
                 done = deployment.rounds_done()
                 status.update(f"Run {run}: {done} {steps}")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,10 @@ MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deploym
 ASKED = "asked.json"
 BEGUN = ("run.json", STATE, MODEL)  # in the server's folder: training, pruning, a pruned model
 NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
-START = 300.0  # seconds a process may take until it listens
+START = 300.0  # seconds a process may take until it is ready
+HEARTBEATS = 90.0  # seconds after which Flower has missed two heartbeats of a node, 30 s each
+RETRY = 5.0  # seconds until a node that was refused tries again
+ACTIVE = b"SuperNode ID: "  # what a node says once the SuperLink has let it in
 APP = "symprune_app"
 PROJECT = """[build-system]
 requires = ["hatchling"]
@@ -167,7 +170,11 @@ class Deployment:
             "--ssl-ca-certfile": keys / "ca.crt",
         }
         switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
-        self._start("superlink", self.port, ["flower-superlink", *_flags(options), *switches])
+        command = ["flower-superlink", *_flags(options), *switches]
+        self._start("superlink", self.host, self.port, command)
+        if not self._wait("superlink", lambda: _listens(self.host, self.port)):
+            log = self.folder / "logs" / "superlink.log"
+            raise SympruneError(f"The SuperLink did not start, see {log}.")
 
     def register(self) -> list[int]:
         """The nodes' ids in the order of their clients; each key is registered once."""
@@ -186,8 +193,14 @@ class Deployment:
             file.write_text(json.dumps(nodes))
         return nodes
 
-    def start_node(self, number: int, key: Path | None = None) -> None:
-        """A SuperNode with its key, its own state folder and its owner's settings."""
+    def start_node(
+        self, number: int, key: Path | None = None, patience: float = HEARTBEATS
+    ) -> None:
+        """A SuperNode with its key, its own state folder and its owner's settings.
+
+        The SuperLink takes a node that died without a word for connected until it has missed two
+        heartbeats and turns its successor away; so a node that is refused tries again meanwhile.
+        """
         config = f'client={number} folder="{self.folder / f"client-{number}"}"'
         for name, value in (self.settings[number] if self.settings else {}).items():
             config += f" {name}={json.dumps(value)}"
@@ -200,7 +213,17 @@ class Deployment:
             "--auth-supernode-private-key": key or keys / f"node-{number}.key",
             "--node-config": config,
         }
-        self._start(f"node-{number}", port, ["flower-supernode", *_flags(options)])
+        name, command = f"node-{number}", ["flower-supernode", *_flags(options)]
+        log, end = self.folder / "logs" / f"{name}.log", time.monotonic() + patience
+        while True:
+            before = log.stat().st_size if log.exists() else 0
+            self._start(name, LOOPBACK, port, command)
+            if self._wait(name, lambda before=before: ACTIVE in log.read_bytes()[before:]):
+                return
+            self._bury(name)
+            if time.monotonic() > end:
+                raise SympruneError(f"The SuperLink refused node {number}, see {log}.")
+            time.sleep(RETRY)
 
     def submit(self) -> str:
         """Hand the app to the SuperLink; the id of the run."""
@@ -242,6 +265,15 @@ class Deployment:
             raise SympruneError(f"The SuperLink has stopped, see {self.folder / 'logs'}.")
         return self.result.exists()
 
+    def check_alive(self, run: str) -> None:
+        """Refuse to wait for a run that Flower has given up, its server process killed or dead
+        before it could say why."""
+        said = self.flwr("list", "symprune", "--run-id", run)
+        status = re.search(r'"status":\s*"(finished[^"]*)"', said)
+        if status is not None and not self.finished():
+            logs = self.folder / "logs"
+            raise SympruneError(f"Run {run} is {status[1]} and left no result, see {logs}.")
+
     def flwr(self, *arguments: str) -> str:
         """What the `flwr` command says to these arguments, as JSON if it can."""
         command = [_program("flwr"), *arguments, "--format", "json"]
@@ -270,12 +302,11 @@ class Deployment:
             process.kill()
             process.wait()
 
-    def _start(self, name: str, port: int, command: list[str]) -> None:
-        host = self.host if name == "superlink" else LOOPBACK
+    def _start(self, name: str, host: str, port: int, command: list[str]) -> None:
         if _listens(host, port):
             raise SympruneError(f"Port {port} of this machine is taken; choose another.")
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
+            self.processes[name] = subprocess.Popen(
                 [_program(command[0]), *command[1:]],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -284,14 +315,24 @@ class Deployment:
                 start_new_session=True,
                 cwd=self.folder,
             )
-        self.processes[name] = process
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> bool:
+        """Whether a process that was started became ready before it ended."""
         end = time.monotonic() + START
-        while not _listens(host, port):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SympruneError(
-                    f"{command[0]} did not start, see {self.folder / 'logs' / f'{name}.log'}."
-                )
+        while not ready():
+            if self.processes[name].poll() is not None:
+                return ready()
+            if time.monotonic() > end:
+                return False
             time.sleep(0.2)
+        return True
+
+    def _bury(self, name: str) -> None:
+        """End a process and what it started: a later one has the same port."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+        process.wait()
 
     def _environment(self) -> dict[str, str]:
         bin_folder = str(Path(sys.executable).parent)
