@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 console = Console()
 LOOK = 1.0  # seconds between two looks at the server's folder
+ASK = 60.0  # seconds between two questions to Flower, each a process, whether the run still runs
 
 
 def deploy(
@@ -40,6 +41,9 @@ def deploy(
     ] = None,
     l2: Annotated[float, typer.Option(help="Ridge l2/2 ||w||^2.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    host: Annotated[
+        str, typer.Option(help="The SuperLink's name or address, as the nodes will call it.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
     node_port: Annotated[int, typer.Option(help="Node i listens on this port + i.")] = 9094,
     timeout: Annotated[float, typer.Option(help="Seconds a round waits for a node.")] = 600,
@@ -57,7 +61,7 @@ def deploy(
         algorithm, parse_options(option or []), {**problem, "l2": l2, "seed": seed}, rounds, seed
     )
     own = tuple({"data": each} for each in own_data or ())
-    deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own)
+    deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
     if only_prepare:
         deployment.prepare()
         console.print(f"App, keys and settings are in {deployment.folder}.")
@@ -71,11 +75,16 @@ def follow(deployment: Deployment, steps: str) -> None:
     """Start it, say how far it is, and end when its result is there."""
     from symprune.fed.deploy import deployed
 
+    if deployment.over():
+        return
     with console.status("Starting SuperLink and SuperNodes") as status, deployed(deployment):
         run = deployment.submit()
         status.update(f"Run {run}: waiting for the first round")
-        done = -1
+        done, asked = -1, time.monotonic()
         while not deployment.finished():
+            if time.monotonic() > asked + ASK:
+                deployment.check_alive(run)
+                asked = time.monotonic()
             if deployment.rounds_done() != done:
                 done = deployment.rounds_done()
                 status.update(f"Run {run}: {done} {steps}")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +26,19 @@ from symprune.errors import SympruneError
 from symprune.fed.flower import QUIET, need_flower
 from symprune.fed.job import Job
 from symprune.fed.keys import make_keys
-from symprune.fed.pruning.remote import STATE, Task
+from symprune.fed.pruning.remote import MODEL, STATE, Task
 from symprune.fed.pruning.resume import blocks_done
 from symprune.fed.transport import Setting
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
-START = 300.0  # seconds a process may take until it listens
+ASKED = "asked.json"
+BEGUN = ("run.json", STATE, MODEL)  # in the server's folder: training, pruning, a pruned model
+NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
+START = 300.0  # seconds a process may take until it is ready
+HEARTBEATS = 90.0  # seconds after which Flower has missed two heartbeats of a node, 30 s each
+RETRY = 5.0  # seconds until a node that was refused tries again
+ACTIVE = b"SuperNode ID: "  # what a node says once the SuperLink has let it in
 APP = "symprune_app"
 PROJECT = """[build-system]
 requires = ["hatchling"]
@@ -82,7 +88,8 @@ root-certificates = {authority}
 
 @dataclass
 class Deployment:
-    """A federation in a folder. Ports: `port` for the SuperLink, `node_port + i` for node i."""
+    """A federation in a folder. The SuperLink is `host`, a name or an address of this machine, with
+    `port`; node i has `node_port + i`, on loopback."""
 
     folder: Path
     job: Job | Task
@@ -91,6 +98,7 @@ class Deployment:
     timeout: float = 600.0  # seconds a round waits for a client that is still connected
     telemetry: bool = False
     settings: tuple[Mapping[str, Setting], ...] = ()  # what the owner of client 0, 1, ... has set
+    host: str = LOOPBACK
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     attempt: str = ""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -108,10 +116,12 @@ class Deployment:
 
     def prepare(self) -> None:
         """App folder, keys and Flower's own folder, which must not be inside the app's."""
+        self._refuse_another_run()
         app, home, keys = (self.folder / name for name in ("app", "flower", "keys"))
         for place in (app, home, self.folder / "logs", self.folder / "server"):
             place.mkdir(parents=True, exist_ok=True)
-        make_keys(keys, (HOST, "localhost"), self.job.clients)
+        hosts = dict.fromkeys((self.host, LOOPBACK, "localhost"))
+        make_keys(keys, tuple(hosts), self.job.clients)
         quoted = json.dumps  # a JSON string is a TOML string
         project = PROJECT.format(
             app=APP,
@@ -126,8 +136,21 @@ class Deployment:
         client, main = ("client", "train") if training else ("pruning.remote", "prune")
         (app / f"{APP}.py").write_text(CODE.format(client=client, main=main))
         authority = quoted(str(keys / "ca.crt"))
-        connection = CONNECTION.format(host=HOST, port=self.port, authority=authority)
+        connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
         (home / "config.toml").write_text(connection)
+        (self.folder / ASKED).write_text(self._asked())
+
+    def _asked(self) -> str:
+        """The job and the owners' settings, without how far it is to go."""
+        job = {**json.loads(self.job.to_json()), "rounds": None}
+        return json.dumps({"job": job, "settings": [dict(own) for own in self.settings]})
+
+    def _refuse_another_run(self) -> None:
+        """What has begun goes on as it was asked for, or not at all."""
+        asked = self.folder / ASKED
+        begun = any((self.folder / "server" / name).exists() for name in BEGUN)
+        if begun and asked.exists() and asked.read_text() != self._asked():
+            raise SympruneError(f"{self.folder} holds another run: use another folder.")
 
     def start(self) -> None:
         """SuperLink, registration of the nodes' public keys, SuperNodes."""
@@ -139,7 +162,7 @@ class Deployment:
     def start_superlink(self) -> None:
         keys = self.folder / "keys"
         options = {
-            "--host": HOST,
+            "--host": self.host,
             "--port": self.port,
             "--database": self.folder / "flower" / "superlink.db",
             "--ssl-certfile": keys / "superlink.crt",
@@ -147,7 +170,11 @@ class Deployment:
             "--ssl-ca-certfile": keys / "ca.crt",
         }
         switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
-        self._start("superlink", self.port, ["flower-superlink", *_flags(options), *switches])
+        command = ["flower-superlink", *_flags(options), *switches]
+        self._start("superlink", self.host, self.port, command)
+        if not self._wait("superlink", lambda: _listens(self.host, self.port)):
+            log = self.folder / "logs" / "superlink.log"
+            raise SympruneError(f"The SuperLink did not start, see {log}.")
 
     def register(self) -> list[int]:
         """The nodes' ids in the order of their clients; each key is registered once."""
@@ -156,28 +183,47 @@ class Deployment:
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
-            found = re.search(r'"node-id":\s*"?(\d+)', said) or re.search(r"SuperNode (\d+)", said)
-            if found is None:
+            found = [int(node) for node in re.findall(NODE_ID, said)]
+            if not found:  # if it is registered and a crash kept its id from us, this is the one
+                listed = re.findall(NODE_ID, self.flwr("supernode", "list", "symprune"))
+                found = [node for node in map(int, listed) if node not in nodes]
+            if len(found) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
-            nodes.append(int(found[1]))
+            nodes += found
             file.write_text(json.dumps(nodes))
         return nodes
 
-    def start_node(self, number: int, key: Path | None = None) -> None:
-        """A SuperNode with its key, its own state folder and its owner's settings."""
+    def start_node(
+        self, number: int, key: Path | None = None, patience: float = HEARTBEATS
+    ) -> None:
+        """A SuperNode with its key, its own state folder and its owner's settings.
+
+        The SuperLink takes a node that died without a word for connected until it has missed two
+        heartbeats and turns its successor away; so a node that is refused tries again meanwhile.
+        """
         config = f'client={number} folder="{self.folder / f"client-{number}"}"'
         for name, value in (self.settings[number] if self.settings else {}).items():
             config += f" {name}={json.dumps(value)}"
         keys, port = self.folder / "keys", self.node_port + number
         options = {
-            "--superlink": f"{HOST}:{self.port}",
-            "--host": HOST,
+            "--superlink": f"{self.host}:{self.port}",
+            "--host": LOOPBACK,
             "--port": port,
             "--root-certificates": keys / "ca.crt",
             "--auth-supernode-private-key": key or keys / f"node-{number}.key",
             "--node-config": config,
         }
-        self._start(f"node-{number}", port, ["flower-supernode", *_flags(options)])
+        name, command = f"node-{number}", ["flower-supernode", *_flags(options)]
+        log, end = self.folder / "logs" / f"{name}.log", time.monotonic() + patience
+        while True:
+            before = log.stat().st_size if log.exists() else 0
+            self._start(name, LOOPBACK, port, command)
+            if self._wait(name, lambda before=before: ACTIVE in log.read_bytes()[before:]):
+                return
+            self._bury(name)
+            if time.monotonic() > end:
+                raise SympruneError(f"The SuperLink refused node {number}, see {log}.")
+            time.sleep(RETRY)
 
     def submit(self) -> str:
         """Hand the app to the SuperLink; the id of the run."""
@@ -203,6 +249,12 @@ class Deployment:
         file = self.folder / "server" / "state.safetensors"
         return load(file).turn if file.exists() else 0
 
+    def over(self) -> bool:
+        """Whether an earlier run in this folder did all that is asked for: a pruned model is not
+        pruned again, training may be asked for more rounds."""
+        self._refuse_another_run()
+        return isinstance(self.job, Task) and self.result.exists()
+
     def finished(self) -> bool:
         """Whether the result is there; why not, if there will be none."""
         error = self.folder / "server" / f"error{self.attempt}.txt"
@@ -212,6 +264,15 @@ class Deployment:
         if link is not None and link.poll() is not None and not self.result.exists():
             raise SympruneError(f"The SuperLink has stopped, see {self.folder / 'logs'}.")
         return self.result.exists()
+
+    def check_alive(self, run: str) -> None:
+        """Refuse to wait for a run that Flower has given up, its server process killed or dead
+        before it could say why."""
+        said = self.flwr("list", "symprune", "--run-id", run)
+        status = re.search(r'"status":\s*"(finished[^"]*)"', said)
+        if status is not None and not self.finished():
+            logs = self.folder / "logs"
+            raise SympruneError(f"Run {run} is {status[1]} and left no result, see {logs}.")
 
     def flwr(self, *arguments: str) -> str:
         """What the `flwr` command says to these arguments, as JSON if it can."""
@@ -241,11 +302,11 @@ class Deployment:
             process.kill()
             process.wait()
 
-    def _start(self, name: str, port: int, command: list[str]) -> None:
-        if _listens(port):
+    def _start(self, name: str, host: str, port: int, command: list[str]) -> None:
+        if _listens(host, port):
             raise SympruneError(f"Port {port} of this machine is taken; choose another.")
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
+            self.processes[name] = subprocess.Popen(
                 [_program(command[0]), *command[1:]],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -254,21 +315,31 @@ class Deployment:
                 start_new_session=True,
                 cwd=self.folder,
             )
-        self.processes[name] = process
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> bool:
+        """Whether a process that was started became ready before it ended."""
         end = time.monotonic() + START
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SympruneError(
-                    f"{command[0]} did not start, see {self.folder / 'logs' / f'{name}.log'}."
-                )
+        while not ready():
+            if self.processes[name].poll() is not None:
+                return ready()
+            if time.monotonic() > end:
+                return False
             time.sleep(0.2)
+        return True
+
+    def _bury(self, name: str) -> None:
+        """End a process and what it started: a later one has the same port."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+        process.wait()
 
     def _environment(self) -> dict[str, str]:
         bin_folder = str(Path(sys.executable).parent)
         path = bin_folder + os.pathsep + os.environ.get("PATH", "")
         home = {"FLWR_HOME": str(self.folder / "flower"), "PATH": path}
-        quiet = {} if self.telemetry else QUIET
-        return {**os.environ, **quiet, **home, MARK: self.mark}
+        asked = {name: str(1 - int(value)) for name, value in QUIET.items()}
+        return {**os.environ, **(asked if self.telemetry else QUIET), **home, MARK: self.mark}
 
     def _started(self, process: psutil.Process) -> bool:
         """Whether a process, however remotely, was started by this object."""
@@ -300,7 +371,7 @@ def _program(name: str) -> str:
     return str(beside)
 
 
-def _listens(port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((HOST, port)) == 0
+        return probe.connect_ex((host, port)) == 0

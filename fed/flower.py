@@ -300,6 +300,7 @@ def prune_simulation(
 def _simulate(main: Main, answer: Answer, job: str, clients: int, folder: Path, cpus: int) -> None:
     need_flower()
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves on a busy machine
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from flwr.simulation import run_simulation
 
     config = {"job": job, "folder": str(folder), "clients": clients}

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from symprune.errors import SympruneError
+
 YEARS = 2
 
 
@@ -22,9 +24,20 @@ def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
     folder.chmod(0o700)
     if not (folder / "superlink.crt").exists():
         _authority_and_server(folder, hosts)
+    for host in sorted(set(hosts) - _hosts(folder / "superlink.crt")):
+        raise SympruneError(f"{folder / 'superlink.crt'} is not for {host}: use another folder.")
     for number in range(nodes):
         if not (folder / f"node-{number}.pub").exists():
             _node(folder, number)
+
+
+def _hosts(certificate: Path) -> set[str]:
+    """The names and addresses that a certificate is for."""
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(name.value) for name in names}
 
 
 def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:

@@ -34,7 +34,7 @@ from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.replies import HEADER_BYTES, Counted, count
 from symprune.fed.simulate import DIVERGED, Record
 from symprune.fed.threads import limited_threads
-from symprune.fed.transport import Transport
+from symprune.fed.transport import Transport, wait_for_all
 
 log = logging.getLogger("symprune.fed")
 PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
@@ -74,6 +74,7 @@ def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -
     check(job.clients == transport.clients, f"The job is for {job.clients} clients.")
     with limited_threads():
         problem = job.whole_problem()
+        wait_for_all(transport, PATIENCE, pause)
         run, ready, own = _start(job, problem, transport, folder, pause)
         loop = _Loop(run, ready, problem, transport, pause)
         loop.begin(folder / "state.safetensors")

@@ -7,6 +7,7 @@ own. `flower.py` carries them over Flower; `LocalTransport` calls the clients he
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,15 @@ class Transport(Protocol):
     def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send each client its bytes; the replies that came, by ascending number. Who is killed,
         too slow or not who it says it is, is left out and named in the log."""
+
+
+def wait_for_all(transport: Transport, tries: int, pause: float) -> None:
+    """Until every client is connected, at most so many pauses: nodes take a while to come back
+    after a crash, and a run that goes on at once would go on without them."""
+    for _ in range(tries):
+        if len(transport.connected()) == transport.clients:
+            return
+        time.sleep(pause)
 
 
 class LocalTransport:

@@ -30,7 +30,7 @@ from symprune.recipe import Recipe
 
 DOMAINS = ("wikitext2", "ptb", "python")
 DELTA = 1e-5
-EPSILONS = (8.0, 3000.0, 400.0, 1e6)
+EPSILONS = (8.0, 400.0, 3000.0, 3e4, 1e6)
 EVAL_LENGTH, EVAL_WINDOWS = 256, 8
 
 

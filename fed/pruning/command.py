@@ -18,6 +18,7 @@ from symprune.option_groups import Choosing, Refining, expand
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
+FLOWER = "Flower"
 FEDERATED = "federated"
 
 
@@ -103,11 +104,20 @@ def prune(
     deploy: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=CLIENTS,
+            rich_help_panel=FLOWER,
             help="Run it on Flower: a server and a node for each --client, separate processes with "
             "TLS and keys, in this folder; used again, it goes on.",
         ),
     ] = None,
+    port: Annotated[
+        int, typer.Option(rich_help_panel=FLOWER, help="The SuperLink's port, with --deploy.")
+    ] = 8000,
+    node_port: Annotated[
+        int, typer.Option(rich_help_panel=FLOWER, help="Node i listens on this port + i.")
+    ] = 9094,
+    timeout: Annotated[
+        float, typer.Option(rich_help_panel=FLOWER, help="Seconds a block waits for a node.")
+    ] = 600,
 ) -> None:
     """Prune one language model with calibration text that stays with its owners.
 
@@ -141,10 +151,12 @@ def prune(
     if deploy is None:
         _do(job, json_file)
     else:
-        _deploy(job, deploy, json_file)
+        _deploy(job, deploy, (port, node_port), timeout, json_file)
 
 
-def _deploy(job: Any, folder: Path, json_file: Path | None) -> None:
+def _deploy(
+    job: Any, folder: Path, ports: tuple[int, int], timeout: float, json_file: Path | None
+) -> None:
     from symprune.fed.cli_deploy import follow
     from symprune.fed.flower import need_flower
     from symprune.fed.pruning import remote
@@ -154,11 +166,12 @@ def _deploy(job: Any, folder: Path, json_file: Path | None) -> None:
 
     console.prepare_libraries()
     task, settings = remote.of_job(job)
-    deployment = Deployment(folder, task, settings=settings)
+    deployment = Deployment(folder, task, *ports, timeout, settings=settings)
     follow(deployment, "blocks")
     record = json.loads(deployment.result.read_text())
     console.out.print(tables.by_kind(record["layers"]))
     console.out.print(_traffic(record["federated"]))
+    console.notes([*record["notes"], *_promise(record["federated"])])
     place = deployment.result.parent
     console.out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
     o.write_json(json_file, record)

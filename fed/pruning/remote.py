@@ -25,11 +25,12 @@ from symprune.fed.pruning.job import REFERENCE_WINDOWS, Job
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server, check_recipe
 from symprune.fed.threads import limited_threads
-from symprune.fed.transport import Node, Setting, Transport
+from symprune.fed.transport import Node, Setting, Transport, wait_for_all
 from symprune.recipe import Recipe
 
 STATE = "pruning.safetensors"
 MODEL = "model"
+PATIENCE = 20  # pauses until everyone is connected; who is missing then is left out
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,17 @@ class Task:
 def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     """A command's job for a federation: the server's task, and what each owner would set."""
     check(bool(job.texts), "Nodes have texts of their own: name one --client for each.")
+    elsewhere = {
+        "output": job.output is not None,
+        "force": job.force,
+        "dtype": job.dtype != "auto",
+        "device": job.device != "auto",
+        "eval-data": bool(job.eval_data),
+        "eval-windows": job.eval_windows is not None,
+    }
+    for option in (name for name, given in elsewhere.items() if given):
+        sentence = "the model is left in server/model of its folder, as it is and not measured"
+        raise SympruneError(f"--{option} does not go with --deploy: {sentence}.")
     origin = hub.resolve(job.model)
     seqlen, _ = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     recipe = job.recipe.with_changes(seqlen=seqlen)
@@ -82,9 +94,10 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     )
 
 
-def serve(task: Task, transport: Transport, folder: Path) -> Result:
+def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0) -> Result:
     """Prune with the clients behind the transport. A run that was stopped goes on; in the end the
     model is in `model` below the folder."""
+    check(task.clients == transport.clients, f"The task is for {task.clients} clients.")
     output = folder / MODEL
     checkpoint.check_output(output, force=False)
     model, tokenizer = hub.load(task.model, device="cpu")
@@ -97,8 +110,10 @@ def serve(task: Task, transport: Transport, folder: Path) -> Result:
     server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference)
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / STATE
+    wait_for_all(transport, PATIENCE, pause)
     result = run(server, transport.exchange, checkpoint=state)
     record = {"model": task.model, "description": task.recipe.describe(), **result.to_dict()}
+    record["federated"]["secure_sum"] = task.secure
     checkpoint.save(output, model, tokenizer, record, result.report.masks)
     state.unlink(missing_ok=True)
     return result

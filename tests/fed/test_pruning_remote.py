@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def test_clients_that_start_anew_for_every_message_give_the_central_masks(
     assert_same(tmp_path / "server", central)
     record = json.loads((tmp_path / "server" / "model" / "symprune.json").read_text())
     assert record["federated"]["traffic"] == result.traffic.to_dict()
+    assert record["federated"]["secure_sum"] is secure
     assert not (tmp_path / "server" / remote.STATE).exists()
 
 
@@ -93,6 +95,62 @@ def test_a_task_survives_its_way_as_json(tiny_folder: Path) -> None:
 def test_a_node_reads_what_its_owner_named_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(SympruneError, match="does not name its text"):
         remote.answer(b"", Node(0, tmp_path, {"model": "m"}))
+
+
+def test_the_server_waits_for_nodes_that_take_a_while_to_connect(
+    tiny_folder: Path, tmp_path: Path, settings: Any, central: MaskSet
+) -> None:
+    """Or a server that goes on after a crash would leave out those who are not back yet."""
+
+    class Late(Owners):
+        looks = 0
+
+        def connected(self) -> set[int]:
+            self.looks += 1
+            return {0, 1} if self.looks > 2 else {0}
+
+        def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
+            assert self.looks == 3
+            return super().exchange(letters)
+
+    task = remote.Task(str(tiny_folder), RECIPE, 2)
+    remote.serve(task, Late(settings, tmp_path), tmp_path / "server", pause=0)
+    assert_same(tmp_path / "server", central)
+
+
+@needs_flower
+def test_a_pruned_folder_is_not_taken_for_another_run(
+    tiny_folder: Path, tmp_path: Path, settings: Any
+) -> None:
+    from symprune.fed.deploy import Deployment
+
+    def deployment(pattern: str) -> Deployment:
+        task = remote.Task(str(tiny_folder), RECIPE.with_changes(pattern=pattern), 2)
+        return Deployment(tmp_path / "fed", task, settings=tuple(settings))
+
+    first = deployment("2:4")
+    first.prepare()
+    assert not first.over()
+    first.result.parent.mkdir()
+    first.result.write_text("{}")
+    assert deployment("2:4").over()
+    with pytest.raises(SympruneError, match="holds another run"):
+        deployment("4:8").over()
+
+
+@needs_flower
+@pytest.mark.parametrize("option", ["--output=o", "--force", "--dtype=float16", "--eval-windows=3"])
+def test_options_that_a_deployment_would_ignore_are_refused(
+    tiny_folder: Path, tmp_path: Path, option: str
+) -> None:
+    from typer.testing import CliRunner
+
+    from symprune import cli
+
+    arguments = ["fed", "prune", "--model", str(tiny_folder), "--client", "builtin", option]
+    done = CliRunner().invoke(cli.app, [*arguments, "--deploy", str(tmp_path / "fed")])
+    assert isinstance(done.exception, SympruneError)
+    assert f"{option.split('=')[0]} does not go with --deploy" in str(done.exception)
 
 
 def test_an_owner_who_insists_on_masked_sums_is_left_out_of_plain_ones(
@@ -114,8 +172,8 @@ def test_on_flowers_grid_the_masks_are_the_central_ones(
 
     grid: Any = Loopback(flower.client_app(remote.answer), tmp_path, 2, settings)
     task = remote.Task(str(tiny_folder), RECIPE, 2)
-    transport = flower.FlowerTransport(grid, grid.nodes)
-    flower.prune(transport, {"folder": str(tmp_path), "job": task.to_json()})
+    config = {"folder": str(tmp_path), "job": task.to_json(), "clients": 2}
+    grid.run(flower.server_app(flower.prune), config)
     assert_same(tmp_path / "server", central)
 
 

@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 
+def posted(message: Any) -> Any:
+    """A message as it comes out of Flower's wire format."""
+    from flwr.common.serde import message_from_proto, message_to_proto
+
+    proto = message_to_proto(message)
+    return message_from_proto(type(proto).FromString(proto.SerializeToString()))
+
+
 class Loopback:
-    """A grid without an engine: a message goes straight to the ClientApp of its node."""
+    """A grid without an engine: a message goes through the wire format to its node's ClientApp."""
 
     def __init__(
         self, app: Any, folder: Path, clients: int, settings: Sequence[Mapping[str, Any]] = ()
@@ -20,6 +28,12 @@ class Loopback:
         self.nodes = {900 - i: i for i in range(clients)}  # ids that are not in order
         self.mail: dict[str, Any] = {}
         self.gone: set[int] = set()
+
+    def run(self, app: Any, config: Mapping[str, Any]) -> None:
+        """A ServerApp from its start to its end, with this run configuration."""
+        from flwr.app import Context, RecordDict
+
+        app(self, Context(1, 1, {}, RecordDict(), dict(config)))
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.nodes if node not in self.gone]
@@ -36,10 +50,10 @@ class Loopback:
             config = {"partition-id": number, "folder": str(self.folder / str(node))}
             config |= self.settings[number] if self.settings else {}
             context = Context(1, node, config, RecordDict(), {})  # type: ignore[arg-type]
-            reply = None if node in self.gone else self.app(message, context)
+            reply = None if node in self.gone else self.app(posted(message), context)
             if reply is not None:
                 reply.metadata.__dict__["_src_node_id"] = node
-            self.mail[letter] = reply
+            self.mail[letter] = reply and posted(reply)
             out.append(letter)
         return out
 
