@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -218,7 +219,7 @@ class Deployment:
         while True:
             before = log.stat().st_size if log.exists() else 0
             self._start(name, LOOPBACK, port, command)
-            if self._wait(name, lambda before=before: ACTIVE in log.read_bytes()[before:]):
+            if self._wait(name, partial(_says, log, before, ACTIVE)):
                 return
             self._bury(name)
             if time.monotonic() > end:
@@ -362,6 +363,11 @@ def deployed(deployment: Deployment) -> Iterator[Deployment]:
 
 def _flags(options: Mapping[str, object]) -> list[str]:
     return [text for name, value in options.items() for text in (name, str(value))]
+
+
+def _says(log: Path, since: int, words: bytes) -> bool:
+    """Whether a log has the words behind the byte `since`."""
+    return words in log.read_bytes()[since:]
 
 
 def _program(name: str) -> str:
