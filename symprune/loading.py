@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from symprune.errors import SympruneError
 
 NEEDED = "transformers>=5.6"
-"""The first release with everything used here; the newest one tested is in constraints.txt."""
+"""The first release whose source has all that is used here; constraints.txt has the one tested."""
 
 
 class Tensors(Protocol):
