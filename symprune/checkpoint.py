@@ -26,9 +26,8 @@ from symprune.errors import SympruneError
 from symprune.maskset import FILE_NAME, MaskSet
 
 RECORD = "symprune.json"
-TIMING = "timing.json"
-PASSING = ("created", "seconds", "peak_memory_bytes")
-"""What is different in every run: it has a file of its own, so that all others are the same."""
+PASSING = ("seconds", "peak_memory_bytes")
+"""What is different in every run. It is shown and logged, not kept: equal runs make equal files."""
 HEADROOM = 64 * 2**20
 
 
@@ -147,21 +146,15 @@ def _tokenizer_files(tokenizer: Any) -> set[str]:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """What was done, and apart from it when, how fast and in how much memory."""
+    """What was done."""
     lasting = {name: value for name, value in record.items() if name not in PASSING}
-    passing = {name: record[name] for name in PASSING if name in record}
-    for name, part in ((RECORD, {"versions": versions(), **lasting}), (TIMING, passing)):
-        (folder / name).write_text(json.dumps(part, indent=2) + "\n")
+    text = json.dumps({"versions": versions(), **lasting}, indent=2)
+    (folder / RECORD).write_text(text + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The record beside a checkpoint, with the timing if it is there, or None when it was not made
-    by symprune."""
-    record = _read(folder / RECORD)
-    return None if record is None else record | (_read(folder / TIMING) or {})
-
-
-def _read(path: Path) -> dict[str, Any] | None:
+    """The record beside a checkpoint, or None when it was not made by symprune."""
+    path = folder / RECORD
     if not path.is_file():
         return None
     try:

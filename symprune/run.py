@@ -7,7 +7,6 @@ that was interrupted goes on where it was (`resume`).
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +89,7 @@ def prune(
     show: Show = lambda figures: None,
     watch_eval: Tick = lambda *_: None,
 ) -> dict[str, Any]:
-    """Do the job and return its record: `symprune.json` and `timing.json` in the output folder.
+    """Do the job and return its record; without times it is `symprune.json` in the output folder.
 
     Whatever can fail cheaply comes first: the output folder, the texts, then the model.
     """
@@ -142,7 +141,6 @@ def prune(
             "dtype": str(opened.streamed.dtype).removeprefix("torch."),
             "device": device.type,
             "perplexity": _compare(job.held_out, dense, pruned),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         if owner:
             tell(f"Writing {job.folder}")

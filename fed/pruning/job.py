@@ -92,7 +92,7 @@ def prune(
     watch: engine.Watch = lambda *_: None,
     watch_eval: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
-    """Do the job and return its record: `symprune.json` and `timing.json` in the output folder."""
+    """Do the job and return its record; without times it is the output's `symprune.json`."""
     checkpoint.check_output(job.folder, job.force)
     origin = hub.resolve(job.model)
     device = hub.pick_device(job.device)

@@ -169,7 +169,6 @@ def test_report_draws_a_run(pruned: Path, tmp_path: Path) -> None:
     symprune("report", pruned, "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<svg" in page and "down_proj" in page
-    assert "time to prune" in page and "peak memory" in page
     with pytest.raises(SympruneError, match="exists"):
         symprune("report", pruned, "-o", tmp_path / "page.html")
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from symprune import Recipe, checkpoint, resume, run, sink
+from symprune import Recipe, resume, run, sink
 from symprune.errors import SympruneError
 
 BLOCKS = 6
@@ -55,9 +55,7 @@ def job(dense: Path, output: Path) -> run.Job:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All but the one that says how long it took."""
-    paths = (path for path in folder.iterdir() if path.name != checkpoint.TIMING)
-    return {path.name: path.read_bytes() for path in paths}
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def die_after(block: int, monkeypatch: pytest.MonkeyPatch) -> None:

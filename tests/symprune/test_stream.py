@@ -73,7 +73,6 @@ def test_types_names_and_files_are_kept(dtype: torch.dtype, tmp_path: Path) -> N
         files = {path.name for path in dense.iterdir()}
         assert {path.name for path in out.iterdir()} == files | {
             "symprune.json",
-            "timing.json",
             "masks.safetensors",
         }
         before, after = tensors(dense), tensors(out)
