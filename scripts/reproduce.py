@@ -28,6 +28,7 @@ from symprune.recipe import Recipe
 from symprune.sweep import Grid, Sweep, append_result, read_results
 
 SEEDS = 3
+WIDE = 120  # columns, where no terminal says how many there are
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def accuracies(table: str, setup: Setup, tasks: str, task_data: Path | None, lim
         said = published(table, line.label, setup.model)
         figures = [f"{score:.1f}" for score in (*scores, mean(scores))]
         shown_table.add_row(line.label, *figures, "" if said is None else f"{said:g}")
-    console.out.print(shown_table)
+    console.out.print(shown_table, width=None if console.out.is_terminal else WIDE)
 
 
 def main(
