@@ -194,7 +194,9 @@ def accuracies(table: str, setup: Setup, tasks: str, task_data: Path | None, lim
         said = published(table, line.label, setup.model)
         figures = [f"{score:.1f}" for score in (*scores, mean(scores))]
         shown_table.add_row(line.label, *figures, "" if said is None else f"{said:g}")
-    console.out.print(shown_table, width=None if console.out.is_terminal else WIDE)
+    if not console.out.is_terminal:
+        console.out.width = WIDE
+    console.out.print(shown_table)
 
 
 def main(
