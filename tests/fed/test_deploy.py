@@ -45,7 +45,7 @@ def ports() -> tuple[int, int]:
 def make(folder: Path, ports: tuple[int, int], task: Job = TASK) -> Deployment:
     from symprune.fed.deploy import Deployment
 
-    return Deployment(folder, task, *ports)
+    return Deployment(folder, task, *ports, timeout=PATIENCE)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -207,6 +207,32 @@ def test_a_run_that_flower_has_given_up_is_not_waited_for(
         deployment.check_alive("7")
     deployment.result.write_text("{}")
     deployment.check_alive("7")
+
+
+def test_a_node_that_is_refused_tries_again_and_a_stranger_is_named(
+    tmp_path: Path, ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash, until the SuperLink has missed the old process's heartbeats."""
+    from symprune.fed import deploy
+
+    node = tmp_path / "node.sh"
+    node.write_text(
+        'echo try >> tries; [ $(wc -l < tries) = 3 ] && echo "SuperNode ID: 7" && exec sleep 600\n'
+        "echo refused; exit 49\n"
+    )
+    monkeypatch.setattr(deploy, "_program", lambda name: "/bin/sh")
+    monkeypatch.setattr(deploy, "RETRY", 0.0)
+    deployment = make(tmp_path, ports)
+    deployment.prepare()
+    command = deployment._start
+    monkeypatch.setattr(deployment, "_start", lambda *about: command(*about[:3], ["sh", str(node)]))
+    with pytest.raises(SympruneError, match="refused node 0"):
+        deployment.start_node(0, patience=0)
+    assert not deployment.processes
+    deployment.start_node(0)
+    assert (tmp_path / "tries").read_text() == "try\n" * 3
+    assert deployment.processes["node-0"].poll() is None
+    deployment.stop()
 
 
 def check_the_bits(folder: Path, task: Job) -> None:
