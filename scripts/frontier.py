@@ -9,7 +9,6 @@ samples). Runs resume: finished cells are kept.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any
@@ -114,8 +113,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SympruneError as error:
-        console.err.print(f"Error: {error}", soft_wrap=True)
-        sys.exit(2)
+    console.run(lambda: typer.run(main))

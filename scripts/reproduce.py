@@ -10,7 +10,6 @@ kept.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -228,8 +227,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SympruneError as error:
-        console.err.print(f"Error: {error}", soft_wrap=True)
-        sys.exit(2)
+    console.run(lambda: typer.run(main))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from symprune import __version__, cli_measure, cli_pack, cli_prune, console, scores
-from symprune.errors import SympruneError
 from symprune.fed.cli import app as federated
 
 app = typer.Typer(
@@ -68,8 +66,4 @@ def methods() -> None:
 
 def main() -> None:
     """The console script."""
-    try:
-        app()
-    except SympruneError as error:
-        console.err.print(f"[bold red]Error:[/bold red] {error}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+    console.run(app)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from symprune.errors import SympruneError
+
 out = Console()
 err = Console(stderr=True)
 
@@ -32,6 +35,15 @@ STAGES = {
     "advance": "passing on",
     "allocate": "looking at the dense model",
 }
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command; what it cannot do is one sentence and exit code 2."""
+    try:
+        command()
+    except SympruneError as error:
+        err.print(f"[bold red]Error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
 
 
 class Display:

@@ -5,6 +5,8 @@ Both minimise ||X(W~ - W)||_F over the kept weights with G = X^T X; the pruned o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -26,78 +28,74 @@ def least_squares(
 ) -> Tensor:
     """Kept weights re-fitted to the dense layer's outputs, by preconditioned conjugate gradients.
 
-    Minimises sum over rows of (w~ - w)^T (G + R) (w~ - w), with R from `ridge`: directions the
+    Minimises sum over rows of (w~ - w)^T (G + R) (w~ - w), with R from `Quadratic`: directions the
     calibration data does not show stay at the dense weights. An iteration is one product with G.
     Stops after `iters`, or when every row's residual is below `tolerance` times what it was.
     """
     weight = weight.float()
-    gram = gram.to(weight.device)
-    added = ridge(gram, damping, shrink)
+    quadratic = Quadratic.damped(gram.to(weight.device), damping, shrink)
     fitted = weight * keep
-    descend(fitted, pull_of(weight * ~keep, gram, added), keep, gram, added, iters, tolerance)
+    quadratic.descend(fitted, quadratic.pull(weight * ~keep), keep, iters, tolerance)
     return fitted
 
 
-def ridge(gram: Tensor, damping: float, shrink: float) -> Tensor:
-    """The diagonal R that is added to G: `damping` times the mean of G's, so that nothing is
-    singular, and `shrink` times G's own, as channels are less correlated than few tokens say."""
-    diagonal = gram.diagonal()
-    return damping * diagonal.mean() + shrink * diagonal
+@dataclass(frozen=True)
+class Quadratic:
+    """d^T (G + R) d, what a row's loss d costs; R is a diagonal, `added`."""
 
+    gram: Tensor
+    added: Tensor
 
-def pull_of(lost: Tensor, gram: Tensor, added: Tensor) -> Tensor:
-    """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
-    return torch.addmm(lost * added, lost, gram)
+    @classmethod
+    def damped(cls, gram: Tensor, damping: float, shrink: float) -> Quadratic:
+        """R is `damping` times the mean of G's diagonal, so that nothing is singular, and `shrink`
+        times the diagonal itself, as channels are less correlated than few tokens say."""
+        diagonal = gram.diagonal()
+        return cls(gram, damping * diagonal.mean() + shrink * diagonal)
 
+    @property
+    def diagonal(self) -> Tensor:
+        return self.gram.diagonal() + self.added
 
-def descend(
-    fitted: Tensor,
-    pull: Tensor,
-    keep: Tensor,
-    gram: Tensor,
-    added: Tensor,
-    iters: int,
-    tolerance: float = 0.0,
-) -> None:
-    """At most `iters` steps of conjugate gradients over the kept weights, in place.
+    def pull(self, lost: Tensor) -> Tensor:
+        """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
+        return torch.addmm(lost * self.added, lost, self.gram)
 
-    pull is (G + R) (w - w~) and stays that, for the removed weights as well.
-    """
-    if not added.any():
-        return
-    parts = zip(*(t.split(ROWS_AT_ONCE) for t in (fitted, pull, keep)), strict=True)
-    for some_fitted, some_pull, some_keep in parts:
-        _descend(some_fitted, some_pull, some_keep, gram, added, iters, tolerance)
+    def descend(
+        self, fitted: Tensor, pull: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
+    ) -> None:
+        """At most `iters` steps of conjugate gradients over the kept weights, in place.
 
+        pull is (G + R) (w - w~) and stays that, for the removed weights as well.
+        """
+        if not self.added.any():
+            return
+        parts = zip(*(t.split(ROWS_AT_ONCE) for t in (fitted, pull, keep)), strict=True)
+        for rows, pulls, kept in parts:
+            self._descend(rows, pulls, kept / self.diagonal, iters, tolerance)
 
-def _descend(
-    fitted: Tensor,
-    pull: Tensor,
-    keep: Tensor,
-    gram: Tensor,
-    added: Tensor,
-    iters: int,
-    tolerance: float,
-) -> None:
-    """The steps for some rows, all at once."""
-    scale = keep / (gram.diagonal() + added)  # the preconditioner, and nothing for removed weights
-    step = pull * scale
-    size = (pull * step).sum(1, keepdim=True)
-    enough = tolerance**2 * size
-    for _ in range(iters):
-        going = size > enough
-        if not going.any():
-            break
-        image = pull_of(step, gram, added)
-        curvature = (step * image).sum(1, keepdim=True)
-        rate = torch.where(going & (curvature > 0), size / curvature, torch.zeros_like(size))
-        fitted.addcmul_(rate, step)
-        pull.addcmul_(rate, image, value=-1)
-        scaled = torch.mul(pull, scale, out=image)
-        new_size = (pull * scaled).sum(1, keepdim=True)
-        turn = torch.where(going, new_size / size, torch.zeros_like(size))
-        step = step.mul_(turn).add_(scaled)
-        size = torch.where(going, new_size, size)
+    def _descend(
+        self, fitted: Tensor, pull: Tensor, scale: Tensor, iters: int, tolerance: float
+    ) -> None:
+        """The steps for some rows, all at once. scale preconditions, and is 0 where nothing may
+        change."""
+        step = pull * scale
+        size = (pull * step).sum(1, keepdim=True)
+        enough = tolerance**2 * size
+        for _ in range(iters):
+            going = size > enough
+            if not going.any():
+                break
+            image = self.pull(step)
+            curvature = (step * image).sum(1, keepdim=True)
+            rate = torch.where(going & (curvature > 0), size / curvature, torch.zeros_like(size))
+            fitted.addcmul_(rate, step)
+            pull.addcmul_(rate, image, value=-1)
+            scaled = torch.mul(pull, scale, out=image)
+            new_size = (pull * scaled).sum(1, keepdim=True)
+            turn = torch.where(going, new_size / size, torch.zeros_like(size))
+            step = step.mul_(turn).add_(scaled)
+            size = torch.where(going, new_size, size)
 
 
 def sparsegpt(
