@@ -4,7 +4,8 @@
                                 [memory]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
-Every figure is the best of a few repetitions, the two sides of a ratio taken in turns.
+Every figure is the best of a few repetitions, the two sides of a ratio taken in turns; the whole
+prune phase, which is long enough to meet other work, is the median of five rounds' ratios.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from rich.console import Console
@@ -32,15 +34,20 @@ from symprune.swap import swap
 console = Console(width=110)
 
 
-def best(first: Callable[[], object], second: Callable[[], object], repeat: int = 3) -> list[float]:
-    """The shortest time of each of two jobs, run alternately."""
-    times = [float("inf"), float("inf")]
+def in_turns(*jobs: Callable[[], object], repeat: int) -> list[list[float]]:
+    """The times of every job, the jobs run in turns."""
+    times: list[list[float]] = [[] for _ in jobs]
     for _ in range(repeat):
-        for place, job in enumerate((first, second)):
+        for job, taken in zip(jobs, times, strict=True):
             start = time.perf_counter()
             job()
-            times[place] = min(times[place], time.perf_counter() - start)
+            taken.append(time.perf_counter() - start)
     return times
+
+
+def best(first: Callable[[], object], second: Callable[[], object], repeat: int = 3) -> list[float]:
+    """The shortest time of each of two jobs, run in turns."""
+    return [min(taken) for taken in in_turns(first, second, repeat=repeat)]
 
 
 def sorted_mask(score: Tensor, count: int) -> Tensor:
@@ -188,11 +195,13 @@ def whole_engine() -> None:
                     activations.advance(index, block)
 
     table = Table("2 blocks of width 1024, 32 x 512 tokens", "two passes", "prune", "ratio")
-    for method in ("wanda", "ria", "symwanda", "stochria"):
-        passes, prune = best(
-            two_passes, lambda m=method: engine.prune(model, tokens, Recipe(method=m)), repeat=2
-        )
-        table.add_row(method, f"{passes:.2f} s", f"{prune:.2f} s", f"{prune / passes:.2f}")
+    methods = ("wanda", "ria", "symwanda", "stochria")
+    runs = [lambda m=method: engine.prune(model, tokens, Recipe(method=m)) for method in methods]
+    passes, *times = in_turns(two_passes, *runs, repeat=5)
+    for method, prune in zip(methods, times, strict=True):
+        ratios = [ours / theirs for ours, theirs in zip(prune, passes, strict=True)]
+        spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        table.add_row(method, f"{min(passes):.2f} s", f"{min(prune):.2f} s", spread)
     console.print(table)
 
 

@@ -8,6 +8,7 @@ the score. Counts are exact: what is asked for is what is removed. Knows tensors
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -175,11 +176,17 @@ def kth_smallest(score: Tensor, k: int) -> Tensor:
         rows = score.detach().reshape(-1, score.shape[-1]).numpy()
         # Few rows at a time: their copies stay in the cache.
         at_once = max(1, CACHED // rows.shape[1])
-        found = np.empty(len(rows), rows.dtype)
-        for start in range(0, len(rows), at_once):
-            part = np.partition(rows[start : start + at_once], k - 1, axis=-1)
-            found[start : start + at_once] = part[:, k - 1]
-        return torch.from_numpy(found).view(score.shape[:-1])
+        parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+
+        def select(part: np.ndarray) -> np.ndarray:
+            return np.partition(part, k - 1, axis=-1)[:, k - 1]
+
+        if len(parts) > 1:  # numpy selects without holding the interpreter's lock
+            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+                found = list(threads.map(select, parts))
+        else:
+            found = list(map(select, parts))
+        return torch.from_numpy(np.concatenate(found)).view(score.shape[:-1])
     return torch.kthvalue(score, k, dim=-1).values
 
 

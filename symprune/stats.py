@@ -27,6 +27,7 @@ SQUARE = "square"
 MOMENTS = "moments"
 GRAM = "gram"
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
+PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
 STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
 
 
@@ -74,7 +75,7 @@ class ChannelStats:
         self.samples += samples
         self.tokens += samples * tokens
         if SQUARE in self.sums:
-            self._accumulate(SQUARE, (x * x).sum(1).double())
+            self._accumulate(SQUARE, map(_energy, x))
         if MOMENTS in self.collect:
             total = x.sum(1).double()
             self._accumulate("total", total)
@@ -181,6 +182,14 @@ class ChannelStats:
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""
         return all(bool(torch.isfinite(value).all()) for value in self.sums.values())
+
+
+def _energy(sample: Tensor) -> Tensor:
+    """The sum over tokens of the squares, fp64 of fp32 sums over pieces of the sample."""
+    pieces = sample.split(max(1, PIECE // sample.shape[1]))
+    squares = torch.empty_like(pieces[0])
+    sums = [torch.mul(piece, piece, out=squares[: len(piece)]).sum(0) for piece in pieces]
+    return sum(sums[1:], sums[0].double())
 
 
 def _square(width: int, device: torch.device | str) -> Tensor:
