@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fed_seeds import spread
-from fed_tables import Experiment, Row, main, show
+from fed_tables import Experiment, Row, main, show, spread
 
 from symprune.fed.algorithms import build
 from symprune.fed.data import Dataset, load

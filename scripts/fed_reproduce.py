@@ -10,10 +10,6 @@ is tuned on the same grid by its training loss, with a seed that is not reported
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,74 +20,20 @@ import fed_experiments_fedp3
 import fed_experiments_fedspa
 import fed_experiments_fedsparse
 import fed_experiments_similarity
+import fed_experiments_sparse
 import torch
+from fed_report import Report, kbit
 from fed_tables import Experiment
 
-from symprune.errors import SympruneError
-from symprune.fed.compare import Entry, Line, Setting, first_crossing, run_entry, summary
+from symprune import console
+from symprune.fed.compare import Entry, Setting
 from symprune.fed.data import Dataset, load
-from symprune.fed.plots import plot, plot_values
+from symprune.fed.plots import plot_values
 from symprune.fed.problem import Problem
 from symprune.fed.protocol import build
 from symprune.fed.reference import minimise
 from symprune.fed.simulate import simulate
 from symprune.fed.tasks import make_problem
-
-SPARSE = {
-    "sparse-proxskip": "Sparse-ProxSkip",
-    "sparse-proxskip-local": "Sparse-ProxSkip-Local",
-    "accelerated-server-pruning": "Accelerated-Server-Pruning",
-    "fedht": "FedHT",
-    "fediht": "FedIHT",
-    "final-topk": "Final-TopK",
-}
-ABLATION = {
-    "accelerated-server-pruning-modified": "Server-Pruning-modified",
-    "sparse-proxskip-modified": "Sparse-ProxSkip-modified",
-}
-
-
-class Report:
-    """Collects tables as Markdown, and writes them with the histories to the output folder."""
-
-    def __init__(self, name: str, output: Path, seeds: int) -> None:
-        self.name, self.output, self.seeds = name, output, tuple(range(seeds))
-        self.parts: list[str] = []
-        self.data: dict[str, Any] = {}
-        self.begun = time.perf_counter()
-
-    def say(self, text: str) -> None:
-        print(f"[{time.perf_counter() - self.begun:6.0f} s] {text}", file=sys.stderr, flush=True)
-
-    def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
-        lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-        lines += ["| " + " | ".join(show(cell) for cell in row) + " |" for row in rows]
-        self.parts.append("\n".join(lines))
-        print("\n" + self.parts[-1], flush=True)
-
-    def compare(
-        self, title: str, problem: Problem, entries: list[Entry], setting: Setting, key: str
-    ) -> list[Line]:
-        """Run every entry; what is done is on disk before the next one begins."""
-        setting = replace(setting, seeds=self.seeds)
-        lines, done = [], self.data.setdefault(key, {})
-        for entry in entries:
-            line = run_entry(problem, entry, setting, self.say)
-            done[line.entry.title] = {"options": line.entry.options, "histories": line.histories}
-            lines.append(line)
-            self.save()
-        return lines
-
-    def picture(
-        self, lines: list[Line], metric: str, problem: Problem, key: str, **how: Any
-    ) -> None:
-        path = self.output / f"{self.name}-{key}.png"
-        plot(lines, metric, problem.clients, path, **how)
-
-    def save(self) -> None:
-        self.output.mkdir(parents=True, exist_ok=True)
-        (self.output / f"{self.name}.md").write_text("\n\n".join(self.parts) + "\n")
-        (self.output / f"{self.name}.json").write_text(json.dumps(self.data))
 
 
 def ef_bv(report: Report) -> None:
@@ -116,7 +58,7 @@ def ef_bv(report: Report) -> None:
         lines = report.compare(name, problem, entries, setting, f"{name}-{k}")
         rows = []
         for line in lines:
-            costs = [_kbit(line, "gap", gap) for gap in (1e-2, 1e-3, 1e-4)]
+            costs = [kbit(line, "gap", gap) for gap in (1e-2, 1e-3, 1e-4)]
             rows.append([line.entry.title, line.entry.options["gamma"], *costs, line.final("gap")])
         report.table(
             f"{name}, n = 1000, d = {problem.dimension}, comp-({k}, d/2): kbit up to a gap",
@@ -135,94 +77,10 @@ def ef_bv_theory(report: Report) -> None:
     setting = Setting(3200, (), "gap", 25, minimise(problem))
     lines = report.compare("theory", problem, entries, setting, "theory")
     gaps = (1e-2, 1e-4, 1e-6)
-    rows = [[line.entry.title, *(_kbit(line, "gap", gap) for gap in gaps)] for line in lines]
+    rows = [[line.entry.title, *(kbit(line, "gap", gap) for gap in gaps)] for line in lines]
     columns = ["method", "1e-2", "1e-4", "1e-6"]
     report.table("breast cancer, comp-(2, 15), theory's steps: kbit up to a gap", columns, rows)
     report.picture(lines, "gap", problem, "gap", unit="paper_bits_up", title=problem.name)
-
-
-def sparse_digits(report: Report) -> None:
-    """Sparse-ProxSkip's tables on digits: accuracy at 80, 90, 95 % and bits to an accuracy."""
-    problem = make_problem("digits", split="class:2", clients=10, l2=1e-3)
-    L = problem.constants().L_max
-    grid = {"gamma": [1 / L, 3 / L], "p": [0.1, 0.3]}
-    entries = _pruned({**SPARSE, **ABLATION}, grid)
-    setting = Setting(120, (), "accuracy", 2)
-    _sparse_tables(report, problem, entries, setting, (0.8, 0.9, 0.95), (0.7, 0.8, 0.85))
-
-
-def sparse_mnist(report: Report) -> None:
-    """The same on MNIST in place of FEMNIST: 30 clients, Dirichlet(0.3), 3000 images, d = 7850."""
-    data = load("mnist")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:3000]
-    problem = make_problem(data.take(order), split="dirichlet:0.3", clients=30, l2=1e-3)
-    L = problem.constants().L_max
-    grid = {"gamma": [1 / L, 3 / L, 6 / L], "p": [0.2]}
-    setting = Setting(80, (), "accuracy", 2)
-    _sparse_tables(report, problem, _pruned(SPARSE, grid), setting, (0.9, 0.98), (0.6, 0.7, 0.75))
-
-
-def blogfeedback(report: Report) -> None:
-    """Sparse linear regression on BlogFeedback, 554 clients: test R2 by sparsity, bits to an R2."""
-    setting = Setting(100, (), "r2", 4, tuning_rounds=20, clients_at_once=16)
-    _blogfeedback(report, 554, [0.02, 0.1], setting, (0.9, 0.95, 0.8), (0.1, 0.15, 0.2))
-
-
-def blogfeedback_short(report: Report) -> None:
-    """The same with half of the rounds: 25 minutes of processor time for one seed."""
-    setting = Setting(50, (), "r2", 2, tuning_rounds=20, clients_at_once=16)
-    _blogfeedback(report, 554, [0.02, 0.1], setting, (0.9, 0.95, 0.8), (0.1, 0.15))
-
-
-def blogfeedback_60(report: Report) -> None:
-    """The same with 60 of the clients, 10 local steps a round and 90 % sparsity: two minutes."""
-    setting = Setting(60, (), "r2", 2)
-    _blogfeedback(report, 60, [0.1], setting, (0.9,), (0.03, 0.05, 0.075))
-
-
-def _blogfeedback(
-    report: Report,
-    clients: int,
-    chances: list[float],
-    setting: Setting,
-    sparsities: tuple[float, ...],
-    targets: tuple[float, ...],
-) -> None:
-    """The paper prints a ridge alpha/4 = 250 in every client's sum; its losses and R2 only come out
-    when it counts once for all 554 clients, so each client has 250/554."""
-    data = load("blogfeedback")
-    problem = make_problem(data, split="user", clients=clients, l2=500 / 554, weighting="sum")
-    L = problem.constants().L_max
-    largest = float(problem.mean_gradient(problem.initial()).abs().max())
-    grid = {"gamma": [1 / L, 1.9 / L], "p": chances}
-    lasso = {**grid, "l1": [share * largest for share in (0.01, 0.03, 0.1)]}
-    entries = [*_pruned(SPARSE, grid), Entry("randprox-l1", {}, lasso, "RandProx-l1")]
-    _sparse_tables(report, problem, entries, setting, sparsities, targets)
-
-
-def sparse_network(report: Report) -> None:
-    """Nonconvex: an MLP on digits at 90 % sparsity, batch 32, clip 10, learning rate tuned."""
-    setting = Setting(80, (), "accuracy", 4, tuning_rounds=20)
-    _sparse_network(report, {"gamma": [0.05, 0.1]}, setting)
-
-
-def sparse_network_short(report: Report) -> None:
-    """The same with a learning rate of 0.1 for every method and half of the rounds."""
-    _sparse_network(report, {"gamma": [0.1]}, Setting(40, (), "accuracy", 4, tuning_rounds=1))
-
-
-def _sparse_network(report: Report, grid: dict[str, list[float]], setting: Setting) -> None:
-    problem = make_problem("digits", model="mlp", split="class:2", clients=10, l2=1e-4)
-    fixed = {"p": 1 / 16, "batch": 32, "clip": 10.0, "sparsity": 0.9}
-    entries = [Entry(n, fixed, grid, title) for n, title in SPARSE.items()]
-    lines = report.compare("network", problem, entries, setting, "network")
-    rows = [
-        [line.entry.title, line.entry.options["gamma"], line.final("accuracy"), line.final("loss")]
-        for line in lines
-    ]
-    columns = ["method", "gamma", "test accuracy", "training loss"]
-    report.table(f"MLP 64-64-10, 90 % sparsity, {setting.rounds} rounds", columns, rows)
-    report.picture(lines, "accuracy", problem, "90", title="MLP on digits, 90 % sparsity")
 
 
 def scafflix(report: Report) -> None:
@@ -288,47 +146,6 @@ def _rounds(
     return last["round"] if last["personal_loss"] - lowest < 1e-6 else None
 
 
-def _pruned(methods: dict[str, str], grid: dict[str, list[float]]) -> list[Entry]:
-    """Every method with the same grid."""
-    return [Entry(name, {}, grid, title) for name, title in methods.items()]
-
-
-def _sparse_tables(
-    report: Report,
-    problem: Problem,
-    entries: list[Entry],
-    setting: Setting,
-    sparsities: tuple[float, ...],
-    targets: tuple[float, ...],
-) -> None:
-    """The shape of the paper's Tables 1 to 4: a final metric and the upload to reach a level."""
-    metric = setting.metric
-    for sparsity in sparsities:
-        level = f"{100 * sparsity:g}"
-        pruned = [replace(e, options={**e.options, "sparsity": sparsity}) for e in entries]
-        lines = report.compare(problem.name, problem, pruned, setting, level)
-        rows = []
-        for line in lines:
-            options = line.entry.options
-            costs = [_kbit(line, metric, target) for target in targets]
-            final = [line.final(metric), line.final("loss")]
-            rows.append([line.entry.title, *final, *costs, options["gamma"], options["p"]])
-        report.table(
-            f"{problem.name}, {level} % sparsity, {setting.rounds} rounds: {metric}, kbit up to it",
-            ["method", metric, "loss", *(f"to {t:g}" for t in targets), "gamma", "p"],
-            rows,
-        )
-        report.data[f"summary-{level}"] = summary(lines, metric, list(targets), problem.clients)
-        title = f"{problem.name}, {level} % sparsity"
-        report.picture(lines, metric, problem, level, unit="bytes_up", title=title)
-
-
-def _kbit(line: Line, metric: str, target: float) -> list[float | None]:
-    """The paper's kbit (32 a value) per client at the first crossing, per seed."""
-    records = [first_crossing(history, metric, target) for history in line.histories]
-    return [None if record is None else record["paper_bits_up"] / 1000 for record in records]
-
-
 def _unit_rows(data: Dataset) -> Dataset:
     """Rows of unit length: every client is then about equally smooth, and steps are not tiny."""
     return replace(data, x=data.x / data.x.norm(dim=1, keepdim=True).clamp_min(1e-12))
@@ -338,30 +155,10 @@ def _double(problem: Problem) -> Problem:
     return replace(problem, rows=problem.rows.to(torch.float64))
 
 
-def show(cell: Any) -> str:
-    """Numbers of several seeds as mean ± standard deviation, or that some never got there."""
-    if not isinstance(cell, list):
-        return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
-    if any(value is None for value in cell):
-        return "never" if all(value is None for value in cell) else "not always"
-    mean = sum(cell) / len(cell)
-    spread = (sum((v - mean) ** 2 for v in cell) / max(1, len(cell) - 1)) ** 0.5
-    if not 1e-3 <= abs(mean) < 1e6:
-        return f"{mean:.1e}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(mean))))
-    return f"{mean:.{decimals}f}" + (f" ± {spread:.{decimals}f}" if spread else "")
-
-
 EXPERIMENTS: dict[str, Callable[[Report], None]] = {
     "ef-bv": ef_bv,
     "ef-bv-theory": ef_bv_theory,
-    "sparse-digits": sparse_digits,
-    "sparse-mnist": sparse_mnist,
-    "sparse-network": sparse_network,
-    "sparse-network-short": sparse_network_short,
-    "blogfeedback": blogfeedback,
-    "blogfeedback-short": blogfeedback_short,
-    "blogfeedback-60": blogfeedback_60,
+    **fed_experiments_sparse.EXPERIMENTS,
     "scafflix": scafflix,
 }
 
@@ -389,19 +186,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/fed"))
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
-    chosen = list(everything) if arguments.experiment == "all" else [arguments.experiment]
-    try:
-        for name in chosen:
-            if name in FAMILIES:
-                FAMILIES[name]()
-                continue
-            report = Report(name, arguments.output, arguments.seeds)
-            EXPERIMENTS[name](report)
-            report.save()
-    except SympruneError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    for name in everything if arguments.experiment == "all" else [arguments.experiment]:
+        if name in FAMILIES:
+            FAMILIES[name]()
+            continue
+        report = Report(name, arguments.output, arguments.seeds)
+        EXPERIMENTS[name](report)
+        report.save()
 
 
 if __name__ == "__main__":
-    main()
+    console.run(main)

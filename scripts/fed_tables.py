@@ -31,6 +31,15 @@ def main(experiments: dict[str, Experiment]) -> None:
         experiments[name]()
 
 
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation in percent; the mean alone for one seed."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{100 * mean:.1f}"
+    deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
