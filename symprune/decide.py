@@ -17,24 +17,8 @@ from torch import Tensor
 from symprune import masks
 from symprune.errors import SympruneError
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
 from symprune.updates import LeastSquares
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The statistics a run collects: of inputs and of outputs."""
-
-    inputs: frozenset[str]
-    outputs: frozenset[str]
-
-    def __bool__(self) -> bool:
-        return bool(self.inputs or self.outputs)
-
-    @property
-    def gram(self) -> bool:
-        """Whether the calibration data itself is fitted, or an error on it reported."""
-        return GRAM in self.inputs
 
 
 def needs(recipe: Recipe, report_error: bool = False) -> Needs:
@@ -50,7 +34,7 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     if recipe.allocation is not None:
         inputs.add(SQUARE)
     outputs = {SQUARE} if "output_norm" in asked else set()
-    return Needs(frozenset(inputs), frozenset(outputs))
+    return Needs(frozenset(inputs), frozenset(outputs), recipe.token_limit)
 
 
 @dataclass

@@ -28,7 +28,7 @@ from symprune.maskset import MaskSet
 from symprune.models import Layout, Matrix, find_layout
 from symprune.recipe import Recipe
 from symprune.reports import LayerReport, Report, warnings
-from symprune.stats import GRAM, SQUARE, ChannelStats
+from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
 
 Watch = Callable[[str, int, int, int, int, str], None]
 """watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
@@ -41,7 +41,7 @@ class Plan:
     """What the walk is to do, fixed before it starts."""
 
     recipe: Recipe
-    needs: decide.Needs
+    needs: Needs
     report_error: bool = False
     base: MaskSet | None = None
     gram_device: str = "auto"
@@ -101,7 +101,7 @@ def prune(
 
 
 def _tokens(
-    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: decide.Needs
+    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: Needs
 ) -> tuple[Tensor, Tensor | None, list[str]]:
     if isinstance(data, Tensor):
         if data.dim() != 2 or data.numel() == 0:
@@ -116,7 +116,7 @@ def _tokens(
 
 
 def draw_tokens(
-    tokenizer: Any, recipe: Recipe, needs: decide.Needs, seqlen: int
+    tokenizer: Any, recipe: Recipe, needs: Needs, seqlen: int
 ) -> tuple[Tensor, Tensor | None]:
     """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
     settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
@@ -166,7 +166,7 @@ def _walk(
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""
         found = layout.matrices(index)
-        measured = watched = walk.Collector([], [], [])
+        measured = watched = walk.Collector()
         if activations is not None:
             with _timed(report, "collect"):
                 if plan.needs.gram and index == first:
@@ -206,14 +206,13 @@ def _collect(
     on the held-out ones."""
     settings, held_out = (activations, index, block, found), plan.held_out
     calibrating = len(activations) - (held_out or 0)
-    measured = walk.collect(
-        *settings, plan.needs.inputs, plan.needs.outputs, tick, range(calibrating), plan.gram_device
-    )
+    measured = walk.collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
     distributed.reduce(measured)
-    watched = walk.Collector([], [], [])
+    watched = walk.Collector()
     if held_out is not None:
+        watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
         others = range(calibrating, len(activations))
-        watched = walk.collect(*settings, [GRAM], [], tick, others, plan.gram_device)
+        watched = walk.collect(*settings, watching, tick, others, plan.gram_device)
         distributed.reduce(watched)
     return measured, watched
 
@@ -248,7 +247,7 @@ def prune_block(
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
     kept, fused = MaskSet(), dict[str, Tensor]()
-    watched = watched or walk.Collector([], [], [])
+    watched = watched or walk.Collector()
     for number, matrix in enumerate(found):
         tick(number)
         if matrix.expert is None:
@@ -303,11 +302,12 @@ def _allocation(
     assert chosen is not None
     _, activations = blocks.begin(tokens, Report(recipe, tokens.shape[1]), lambda _: None)
     assert activations is not None
+    both = Needs(frozenset({SQUARE}), frozenset({SQUARE}), recipe.token_limit)
     layers = []
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = walk.collect(activations, index, block, found, [SQUARE], [SQUARE])
+            measured = walk.collect(activations, index, block, found, both)
             distributed.reduce(measured)
             for matrix in found:
                 weight = matrix.weight

@@ -25,6 +25,7 @@ class Choosing:
     beta: o.Beta = None
     p: o.P = None
     set_: o.Set = None
+    token_limit: o.TokenLimit = None
 
     def build(self, **others: Any) -> Recipe:
         """The recipe these options and `others` (None: not given) describe."""
@@ -39,6 +40,8 @@ class Choosing:
         )
         chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
         chosen = chosen.with_changes(**changes)
+        if self.token_limit is not None:
+            chosen = chosen.with_changes(token_limit=self.token_limit or None)
         params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
         params |= o.assignments(self.set_ or [])
         return chosen.with_changes(params={**chosen.params, **params}) if params else chosen

@@ -59,6 +59,14 @@ Seed = Annotated[
         rich_help_panel=CALIBRATION,
     ),
 ]
+TokenLimit = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=CALIBRATION,
+        help="A token counts at most this many times as much as the median one; 0: no limit. "
+        "[dim]\\[default: the recipe's, else 0][/dim]",
+    ),
+]
 Evaluate = Annotated[
     bool,
     typer.Option(

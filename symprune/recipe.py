@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -24,7 +25,8 @@ class Recipe:
     sparsity is the fraction of every group that goes; a pattern N:M keeps N of every M instead.
     group is `row` (each output channel loses the same number, Wanda's way) or `layer` (one
     threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). allocate says how
-    much each layer gives; left out, all give the same.
+    much each layer gives; left out, all give the same. token_limit
+    bounds what one calibration token counts for: at most that many times the median token's length.
     """
 
     method: str = "ria"
@@ -35,6 +37,7 @@ class Recipe:
     refine: str | Mapping[str, Any] | None = None
     update: str | Mapping[str, Any] | None = None
     allocate: str | Mapping[str, Any] | None = None
+    token_limit: float | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -57,6 +60,9 @@ class Recipe:
         for name in ("nsamples", "seqlen"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SympruneError(f"{name} must be a whole number above 0.")
+        limit = self.token_limit
+        if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
+            raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
         object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
         object.__setattr__(self, "update", updates.to_dict(self.weight_update))
@@ -116,6 +122,8 @@ class Recipe:
             steps[-1] += f" in {self.rounds} rounds"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
+        if self.token_limit is not None:
+            amount += f", tokens up to {self.token_limit:g}"
         return f"{' + '.join(steps)}, {amount}"
 
     def to_dict(self) -> dict[str, Any]:

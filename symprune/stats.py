@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,37 @@ GRAM = "gram"
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
 STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The statistics a run collects, of inputs and of outputs, and how long a token may be."""
+
+    inputs: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    token_limit: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs)
+
+    @property
+    def gram(self) -> bool:
+        """Whether the calibration data itself is fitted, or an error on it reported."""
+        return GRAM in self.inputs
+
+
+def limited(batch: Tensor, limit: float) -> Tensor:
+    """`[..., tokens, channels]` with every token at most `limit` times as long as the median one of
+    its sample.
+
+    Models park attention on a few tokens, the first of a window above all, whose activations are
+    hundreds of times longer than the rest. In a sum of squares these few outweigh all text.
+    """
+    x = torch.atleast_2d(batch).float()
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    usual = length.median(-2, keepdim=True).values
+    scale = torch.where(usual > 0, (limit * usual / length).clamp(max=1), torch.ones_like(length))
+    return x * scale
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,7 @@ class Grid:
     refinements: list[Any] = field(default_factory=lambda: [None])
     updates: list[Any] = field(default_factory=lambda: [None])
     allocations: list[Any] = field(default_factory=lambda: [None])
+    token_limits: list[float | None] = field(default_factory=lambda: [None])
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -76,9 +77,10 @@ class Grid:
             self.refinements,
             self.updates,
             self.allocations,
+            self.token_limits,
             self.seeds,
         )
-        for method, amount, group, refine, update, allocate, seed in combinations:
+        for method, amount, group, refine, update, allocate, limit, seed in combinations:
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
             for params in self._params(name, named):
@@ -90,6 +92,7 @@ class Grid:
                     refine=refine,
                     update=update,
                     allocate=None if "pattern" in amount else allocate,
+                    token_limit=limit,
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,

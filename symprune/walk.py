@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from symprune.errors import SympruneError
 from symprune.models import Layout, Matrix, device_of, is_experts
-from symprune.stats import SQUARE, ChannelStats
+from symprune.stats import SQUARE, ChannelStats, Needs, limited
 
 Tick = Callable[[int], None]
 BlockInputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -212,17 +212,15 @@ class Collector(TorchFunctionMode):
 
     def __init__(
         self,
-        matrices: Iterable[Matrix],
-        collect_in: Iterable[str],
-        collect_out: Iterable[str],
+        matrices: Iterable[Matrix] = (),
+        needs: Needs | None = None,
         gram_device: str = "auto",
     ) -> None:
         super().__init__()
+        self.needs = needs or Needs()
         self.gram_device = gram_device
         matrices = list(matrices)
         self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
-        self.collect_in = frozenset(collect_in)
-        self.collect_out = frozenset(collect_out)
         self.device = next((m.parameter.device for m in matrices), torch.device("cpu"))
         self.inputs: dict[str, ChannelStats] = {}
         self.outputs: dict[str, ChannelStats] = {}
@@ -249,20 +247,25 @@ class Collector(TorchFunctionMode):
         return result
 
     def _record(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
-        if self.collect_in:
+        collect_in, collect_out = self.needs.inputs, self.needs.outputs
+        if collect_in:
             stats = self.inputs.get(matrix.name)
             if stats is None:
                 stats = next((s for tensor, s in self._fed if tensor is x), None)
                 if stats is None:
-                    stats = ChannelStats(x.shape[-1], self.collect_in, x.device, self.gram_device)
+                    stats = ChannelStats(x.shape[-1], collect_in, x.device, self.gram_device)
                 self.inputs[matrix.name] = stats
             if all(s is not stats for _, s in self._fed):
-                stats.add(x)
+                stats.add(self._measured(x))
                 self._fed.append((x, stats))
-        if self.collect_out:
+        if collect_out:
             if matrix.name not in self.outputs:
-                self.outputs[matrix.name] = ChannelStats(y.shape[-1], self.collect_out, y.device)
-            self.outputs[matrix.name].add(y)
+                self.outputs[matrix.name] = ChannelStats(y.shape[-1], collect_out, y.device)
+            self.outputs[matrix.name].add(self._measured(y))
+
+    def _measured(self, x: Tensor) -> Tensor:
+        limit = self.needs.token_limit
+        return x if limit is None else limited(x, limit)
 
 
 # function -> positions of (input, weight) among its arguments
@@ -280,14 +283,13 @@ def collect(
     index: int,
     block: nn.Module,
     matrices: list[Matrix],
-    collect_in: Iterable[str],
-    collect_out: Iterable[str],
+    needs: Needs,
     tick: Tick = lambda _: None,
     samples: range | None = None,
     gram_device: str = "auto",
 ) -> Collector:
     """Run a block over the samples, measuring what goes into and out of its matrices."""
-    collector = Collector(matrices, collect_in, collect_out, gram_device)
+    collector = Collector(matrices, needs, gram_device)
     for sample in range(len(activations)) if samples is None else samples:
         collector.next_sample()
         with collector:
@@ -301,5 +303,6 @@ def distinct_inputs(
     activations: Activations, index: int, block: nn.Module, matrices: list[Matrix]
 ) -> list[int]:
     """The widths of the inputs a block's matrices are given; a shared input counts once."""
-    found = collect(activations, index, block, matrices, [SQUARE], [], samples=range(1))
+    inputs = Needs(frozenset({SQUARE}))
+    found = collect(activations, index, block, matrices, inputs, samples=range(1))
     return [stats.channels for stats in {id(s): s for s in found.inputs.values()}.values()]

@@ -198,8 +198,7 @@ class Client:
                 block,
                 self.layout.blocks[block],
                 found,
-                settings.needs.inputs,
-                settings.needs.outputs,
+                settings.needs,
                 lambda n: self.tick("collect", block, n, samples),
             )
             packed = vectors.pack(parts, measured.inputs, measured.outputs)
@@ -220,8 +219,7 @@ class Client:
                 block,
                 self.layout.blocks[block],
                 found,
-                settings.needs.inputs,
-                settings.needs.outputs,
+                settings.needs,
             )
             packed = vectors.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")

@@ -16,14 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from symprune.decide import Needs
 from symprune.errors import SympruneError
 from symprune.fed.pruning.messages import Settings
 from symprune.fed.pruning.vectors import Packed
 from symprune.maskset import MaskSet
+from symprune.stats import Needs
 
 FILE = "state.safetensors"
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass
@@ -46,8 +46,8 @@ def save(folder: Path, state: State) -> None:
     plain["seeds"] = {str(number): seed.hex() for number, seed in state.seeds.items()}
     if state.settings is not None:
         needs = state.settings.needs
-        sides = {"inputs": sorted(needs.inputs), "outputs": sorted(needs.outputs)}
-        plain["settings"] = {**vars(state.settings), "needs": sides}
+        sides = [sorted(needs.inputs), sorted(needs.outputs)]
+        plain["settings"] = {**vars(state.settings), "needs": [*sides, needs.token_limit]}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = folder / f".{FILE}.new"
     os.close(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
@@ -77,8 +77,8 @@ def _state(plain: dict[str, Any], tensors: dict[str, Tensor]) -> State:
     state.hidden = tensors.pop("hidden", None)
     state.measured = Packed(**tensors) if tensors else None
     if "settings" in plain:
-        sides = plain["settings"].pop("needs")
-        needs = Needs(frozenset(sides["inputs"]), frozenset(sides["outputs"]))
+        inputs, outputs, limit = plain["settings"].pop("needs")
+        needs = Needs(frozenset(inputs), frozenset(outputs), limit)
         state.settings = Settings(needs=needs, **plain["settings"])
     return state
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from symprune.decide import Needs
 from symprune.errors import SympruneError
 from symprune.fed.payload import Expected, decode_as, encode_message, first_field
 from symprune.fed.pruning.secure_sum import KEY_BYTES, WORDS
 from symprune.models import Matrix
-from symprune.stats import MOMENTS, SQUARE
+from symprune.stats import MOMENTS, SQUARE, Needs
 
-VERSION = 1
+VERSION = 2
 HELLO, ROUND, FINISH = range(3)
 HEAD = 6
 DIGEST_BYTES = 32
@@ -81,12 +80,13 @@ def write_settings(settings: Settings) -> bytes:
         for side in (settings.needs.inputs, settings.needs.outputs)
     ]
     first = head(HELLO, settings.number, settings.clients, int(settings.secure))
-    noise = torch.tensor([settings.noise, settings.clip], dtype=DOUBLE)
-    return write(first, {"collect": torch.tensor(collect), "noise": noise})
+    bounds = [settings.noise, settings.clip, settings.needs.token_limit or 0.0]
+    fields = {"collect": torch.tensor(collect), "bounds": torch.tensor(bounds, dtype=DOUBLE)}
+    return write(first, fields)
 
 
 def read_settings(data: bytes) -> Settings:
-    numbers, fields = read(data, HELLO, {"collect": (INTEGER, (2,)), "noise": (DOUBLE, (2,))})
+    numbers, fields = read(data, HELLO, {"collect": (INTEGER, (2,)), "bounds": (DOUBLE, (3,))})
     number, clients, secure, _ = numbers
     if not 0 <= number < clients:
         raise SympruneError(f"A client is given the number {number} of {clients}.")
@@ -94,10 +94,10 @@ def read_settings(data: bytes) -> Settings:
         frozenset(name for bit, name in enumerate(STATISTICS) if code >> bit & 1)
         for code in fields["collect"].tolist()
     ]
-    noise, clip = fields["noise"].tolist()
-    if noise < 0 or clip < 0:
-        raise SympruneError("A client is told to add negative noise.")
-    return Settings(number, clients, Needs(*sides), bool(secure), noise, clip)
+    noise, clip, limit = fields["bounds"].tolist()
+    if min(noise, clip, limit) < 0:
+        raise SympruneError("A client is told to add negative noise or to count negative tokens.")
+    return Settings(number, clients, Needs(*sides, limit or None), bool(secure), noise, clip)
 
 
 def hello_fields(secure: bool) -> Expected:

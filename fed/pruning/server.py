@@ -137,7 +137,7 @@ class Server:
     def _prepare(self, block: int, found: list[Matrix]) -> None:
         """Which matrices share an input, and what public text measures in this block."""
         inputs: dict[str, vectors.ChannelStats] = {}
-        measured = walk.Collector([], [], [])
+        measured = walk.Collector()
         if self.needs:
             with walk.ready(self.layout.model):
                 if block:
@@ -147,8 +147,7 @@ class Server:
                     block,
                     self.layout.blocks[block],
                     found,
-                    self.needs.inputs,
-                    self.needs.outputs,
+                    self.needs,
                 )
             inputs = measured.inputs
         self._ask = {"groups": vectors.sharing(found, inputs)}
@@ -180,7 +179,7 @@ class Server:
         total = self._secure_total(got) if self.secure else self._plain_total(got)
         if self.settings.noise:
             total = self._estimated(total)
-        measured = walk.Collector([], [], [])
+        measured = walk.Collector()
         measured.inputs, measured.outputs = vectors.unpack(self._parts, total)
         plan = engine.Plan(self.report.recipe, self.needs)
         with torch.no_grad():

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.decide import Needs
 from symprune.errors import SympruneError
 from symprune.models import Matrix
-from symprune.stats import ChannelStats, two_sum
+from symprune.stats import ChannelStats, Needs, two_sum
 
 
 @dataclass(frozen=True)

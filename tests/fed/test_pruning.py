@@ -74,6 +74,14 @@ def test_every_criterion_gives_central_masks_bit_for_bit(method: str, secure: bo
     assert result.report.sparsity == pytest.approx(0.6, abs=0.02)
 
 
+def test_a_token_limit_holds_for_every_client() -> None:
+    recipe = Recipe(method="symwanda", token_limit=1.0)
+    model = families.model()
+    pruning.prune(model, shares(), recipe)
+    assert same(model, central(recipe, tokens()))
+    assert not same(model, central(recipe.with_changes(token_limit=None), tokens()))
+
+
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("refine", ["dsnot", "r2-dsnot"])
 @pytest.mark.parametrize("amount", [{"pattern": "2:4"}, {"sparsity": 0.5, "group": "layer"}])

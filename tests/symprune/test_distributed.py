@@ -122,6 +122,6 @@ def test_the_order_of_the_sum_does_not_show_in_the_norms() -> None:
 
 
 def test_one_process_reduces_to_itself() -> None:
-    collector = walk.Collector([], [], [])
+    collector = walk.Collector()
     distributed.reduce(collector)
     assert distributed.size() == 1 and distributed.rank() == 0 and distributed.is_first()

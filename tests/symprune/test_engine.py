@@ -15,7 +15,7 @@ from symprune import engine, walk
 from symprune.errors import SympruneError
 from symprune.models import find_layout
 from symprune.recipe import Recipe
-from symprune.stats import SQUARE
+from symprune.stats import SQUARE, Needs
 
 
 def plain_prune(model: Any, tokens: Tensor, method: str, sparsity: float) -> None:
@@ -104,7 +104,7 @@ def test_shared_inputs_are_measured_once() -> None:
     with walk.ready(model):
         activations = walk.embed(layout, families.tokens())
         found = layout.matrices(0)
-        measured = walk.collect(activations, 0, layout.blocks[0], found, [SQUARE], [])
+        measured = walk.collect(activations, 0, layout.blocks[0], found, Needs(frozenset({SQUARE})))
     by_leaf = {name.split(".")[-2]: stats for name, stats in measured.inputs.items()}
     assert by_leaf["q_proj"] is by_leaf["k_proj"] is by_leaf["v_proj"]
     assert by_leaf["gate_proj"] is by_leaf["up_proj"]
@@ -112,6 +112,33 @@ def test_shared_inputs_are_measured_once() -> None:
     assert len(distinct) == 4 and len(measured.inputs) == 7
     assert all(s.samples == 4 and s.tokens == 64 for s in measured.inputs.values())
     assert measured.outputs == {}
+
+
+def test_a_token_limit_bounds_what_is_measured_of_inputs_and_outputs() -> None:
+    model = families.model()
+    layout = find_layout(model)
+    both = frozenset({SQUARE})
+    with walk.ready(model):
+        activations = walk.embed(layout, families.tokens())
+        activations.hidden[:, 0] *= 1e3
+        block, found = layout.blocks[0], layout.matrices(0)
+        down = next(matrix.name for matrix in found if "down_proj" in matrix.name)
+        free, bounded = (
+            walk.collect(activations, 0, block, found, Needs(both, both, limit))
+            for limit in (None, 1.0)
+        )
+    for side in ("inputs", "outputs"):
+        whole, part = (getattr(c, side)[down].norm.norm() for c in (free, bounded))
+        assert part < whole
+
+
+def test_a_token_limit_no_token_reaches_changes_no_bit() -> None:
+    models = [families.model(), families.model(), families.model()]
+    for model, limit in zip(models, (None, 1e6, 1.0), strict=True):
+        engine.prune(model, families.tokens(), Recipe(method="wanda", token_limit=limit))
+    free, loose, tight = (list(model.state_dict().values()) for model in models)
+    assert all(map(torch.equal, free, loose))
+    assert not all(map(torch.equal, free, tight))
 
 
 def test_magnitude_needs_no_data_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

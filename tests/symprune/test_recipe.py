@@ -49,6 +49,8 @@ def test_changes_displace_what_they_contradict() -> None:
         ({"sparsty": 0.5}, "did you mean sparsity"),
         ({"nsamples": 0}, "nsamples"),
         ({"seqlen": 1.5}, "seqlen"),
+        ({"token_limit": 0.5}, "token_limit 0.5"),
+        ({"token_limit": "long"}, "token_limit long"),
     ],
 )
 def test_a_bad_recipe_says_what_is_wrong(values: dict[str, object], said: str) -> None:

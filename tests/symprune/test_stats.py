@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, limited
 
 ALL = (SQUARE, MOMENTS, GRAM)
 
@@ -137,3 +137,25 @@ def test_a_wide_gram_added_in_stripes_is_symmetric_and_right(where: str) -> None
         assert torch.equal(stats.gram, stats.gram.T)
     flat = x.reshape(-1, 700)
     torch.testing.assert_close(stats.gram, flat.T @ flat, rtol=1e-4, atol=1e-3)
+
+
+def test_a_limit_shortens_long_tokens_and_leaves_the_others(device: torch.device) -> None:
+    x = torch.nn.functional.normalize(torch.randn(3, 9, 6, device=device), dim=-1)
+    x[0, 0] *= 500
+    x[1, 4] *= 1.9
+    bounded = limited(x, 2.0)
+    assert torch.equal(bounded[1:], x[1:]) and torch.equal(bounded[0, 1:], x[0, 1:])
+    torch.testing.assert_close(bounded[0, 0].norm(), torch.tensor(2.0, device=device))
+    torch.testing.assert_close(bounded[0, 0] * 250, x[0, 0])
+
+
+def test_a_limit_is_each_samples_own_and_knows_empty_and_broken_tokens() -> None:
+    x = torch.randn(2, 5, 4)
+    x[1] *= 100
+    torch.testing.assert_close(limited(x, 1.5)[1], limited(x[1:], 1.5)[0])
+    zeros = torch.zeros(1, 5, 4)
+    zeros[0, 2] = 1.0
+    assert torch.equal(limited(zeros, 2.0), zeros)
+    assert limited(torch.full((1, 3, 4), float("inf")), 2.0).isfinite().sum() == 0
+    x[0, 3, 1] = float("nan")
+    assert limited(x, 2.0)[0, 3].isnan().any()
