@@ -1,7 +1,7 @@
 """What each step brings: criteria alone, refined, updated, both, against SparseGPT and the recipes.
 
     python scripts/frontier.py --model M [--amounts 50,2:4] [--methods wanda,ria] [--steps swap,lsq]
-                               [--peers sparsegpt,balanced,best] [--seeds 3]
+                               [--peers sparsegpt,mask-only,best] [--seeds 3]
 
 One table of perplexities per amount. A seed draws other calibration text (and, for stochRIA, other
 samples). Runs resume: finished cells are kept.
@@ -38,7 +38,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 PEERS: dict[str, Recipe] = {
     "sparsegpt": Recipe(method="magnitude", update="sparsegpt"),
-    **{name: Recipe.named(name) for name in ("balanced", "best")},
+    **{name: Recipe.named(name) for name in ("mask-only", "balanced", "best")},
 }
 
 

@@ -102,7 +102,9 @@ def test_eval_prints_and_writes_the_perplexity(pruned: Path, tmp_path: Path) -> 
 
 
 def test_options_override_a_recipe_file(tiny_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("method: wanda\nparams: {alpha: 2}\nsparsity: 0.25\ntoken_limit: 3\n")
+    (tmp_path / "r.yaml").write_text(
+        "method: wanda\nparams: {alpha: 2}\nsparsity: 0.25\ntoken_limit: 3\n"
+    )
     symprune(
         "prune", "--model", tiny_folder, "--recipe", tmp_path / "r.yaml", "--alpha", "0.5",
         "--group", "layer", "--token-limit", "0", "--output", tmp_path / "out", "--no-eval", *SMALL,

@@ -70,7 +70,7 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
         Recipe.load(broken)
 
 
-@pytest.mark.parametrize("name", ["fast", "balanced", "best"])
+@pytest.mark.parametrize("name", ["fast", "mask-only", "balanced", "best"])
 def test_shipped_recipes_load_by_name(name: str) -> None:
     assert Recipe.named(name).target_sparsity == 0.5
 
