@@ -174,19 +174,26 @@ def kth_smallest(score: Tensor, k: int) -> Tensor:
     """
     if score.device.type == "cpu" and score.dtype in (torch.float32, torch.float64):
         rows = score.detach().reshape(-1, score.shape[-1]).numpy()
-        # Few rows at a time: their copies stay in the cache.
-        at_once = max(1, CACHED // rows.shape[1])
-        parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+        found = np.empty(len(rows), rows.dtype)
+        # Few rows at a time, whose copies stay in the cache; numpy lets threads select side by side.
+        at_once = min(len(rows), max(1, CACHED // rows.shape[1]))
+        threads = min(torch.get_num_threads(), -(-len(rows) // at_once))
+        copies = np.empty((threads, at_once, rows.shape[1]), rows.dtype)
 
-        def select(part: np.ndarray) -> np.ndarray:
-            return np.partition(part, k - 1, axis=-1)[:, k - 1]
+        def select(thread: int) -> None:
+            for start in range(thread * at_once, len(rows), threads * at_once):
+                part = rows[start : start + at_once]
+                copy = copies[thread, : len(part)]
+                np.copyto(copy, part)
+                copy.partition(k - 1, axis=-1)
+                found[start : start + at_once] = copy[:, k - 1]
 
-        if len(parts) > 1:  # numpy selects without holding the interpreter's lock
-            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-                found = list(threads.map(select, parts))
+        if threads == 1:
+            select(0)
         else:
-            found = list(map(select, parts))
-        return torch.from_numpy(np.concatenate(found)).view(score.shape[:-1])
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(select, range(threads)))
+        return torch.from_numpy(found).view(score.shape[:-1])
     return torch.kthvalue(score, k, dim=-1).values
 
 
