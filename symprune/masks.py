@@ -175,7 +175,7 @@ def kth_smallest(score: Tensor, k: int) -> Tensor:
     if score.device.type == "cpu" and score.dtype in (torch.float32, torch.float64):
         rows = score.detach().reshape(-1, score.shape[-1]).numpy()
         found = np.empty(len(rows), rows.dtype)
-        # Few rows at a time, whose copies stay in the cache; numpy lets threads select side by side.
+        # Few rows at a time: their copies stay in the cache. numpy selects side by side.
         at_once = min(len(rows), max(1, CACHED // rows.shape[1]))
         threads = min(torch.get_num_threads(), -(-len(rows) // at_once))
         copies = np.empty((threads, at_once, rows.shape[1]), rows.dtype)

@@ -314,7 +314,8 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        help="fast, mask-only, balanced, best, or a YAML or JSON file; options given here override it.",
+        help="fast, mask-only, balanced, best, or a YAML or JSON file; "
+        "options given here override it.",
     ),
 ]
 

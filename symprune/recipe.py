@@ -146,7 +146,7 @@ class Recipe:
 
     @classmethod
     def named(cls, name: str) -> Recipe:
-        """A recipe that ships with symprune (`fast`, `mask-only`, `balanced`, `best`), or a file."""
+        """A recipe that ships with symprune (`fast`, `balanced`, ...), or a file."""
         shipped = SHIPPED / f"{name}.yaml"
         if shipped.is_file():
             return cls.load(shipped)
