@@ -90,14 +90,15 @@ def read_settings(data: bytes) -> Settings:
     number, clients, secure, _ = numbers
     if not 0 <= number < clients:
         raise SympruneError(f"A client is given the number {number} of {clients}.")
-    sides = [
+    inputs, outputs = (
         frozenset(name for bit, name in enumerate(STATISTICS) if code >> bit & 1)
         for code in fields["collect"].tolist()
-    ]
+    )
     noise, clip, limit = fields["bounds"].tolist()
     if min(noise, clip, limit) < 0:
         raise SympruneError("A client is told to add negative noise or to count negative tokens.")
-    return Settings(number, clients, Needs(*sides, limit or None), bool(secure), noise, clip)
+    needs = Needs(inputs, outputs, limit or None)
+    return Settings(number, clients, needs, bool(secure), noise, clip)
 
 
 def hello_fields(secure: bool) -> Expected:
