@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from symprune import console
 from symprune import options as o
-from symprune.option_groups import Choosing, Refining, expand
+from symprune.option_groups import Choosing, Refining, Running, expand
 
 
 @expand
@@ -30,22 +31,9 @@ def prune(
     update: o.UpdateName = None,
     update_iters: o.UpdateIters = None,
     rounds: o.Rounds = None,
-    gram_device: o.GramDevice = "auto",
     allocate: o.Allocate = None,
     spread: o.Spread = None,
-    report_error: o.ReportError = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    output: o.Output = None,
-    force: o.Force = False,
-    evaluate: o.Evaluate = True,
-    eval_data: o.EvalData = None,
-    eval_windows: o.EvalWindows = None,
-    json_file: o.JsonFile = None,
-    device_map: o.DeviceMap = None,
-    offload_activations: o.Offload = None,
-    restart: o.Restart = False,
-    log: o.Log = None,
+    running: Running,
 ) -> None:
     """Make a model sparse and show its perplexity before and after.
 
@@ -64,11 +52,7 @@ def prune(
     chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
     chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
-    job = run.Job(
-        model, chosen, output, dtype, device, evaluate, eval_data, eval_windows, force,
-        report_error, None, restart, device_map, offload_activations, log, gram_device,
-    )  # fmt: skip
-    _do(job, json_file)
+    _do(run.Job(model, chosen, **running.settings()), running.json_file)
 
 
 @expand
@@ -85,20 +69,8 @@ def refine_masks(
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
-    report_error: o.ReportError = False,
-    gram_device: o.GramDevice = "auto",
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    output: o.Output = None,
-    force: o.Force = False,
-    evaluate: o.Evaluate = True,
-    eval_data: o.EvalData = None,
-    eval_windows: o.EvalWindows = None,
-    json_file: o.JsonFile = None,
-    device_map: o.DeviceMap = None,
-    offload_activations: o.Offload = None,
-    restart: o.Restart = False,
-    log: o.Log = None,
+    token_limit: o.TokenLimit = None,
+    running: Running,
 ) -> None:
     """Refine saved masks of a dense model, without training.
 
@@ -109,14 +81,13 @@ def refine_masks(
 
     changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
     chosen = run.recipe_of(masks).with_changes(refine=None, **changes)
+    chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.given() | o.given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    folder = output or Path(f"{run.default_output(model, chosen)}-{refine}")
-    job = run.Job(
-        model, chosen, folder, dtype, device, evaluate, eval_data, eval_windows, force,
-        report_error, masks, restart, device_map, offload_activations, log, gram_device,
-    )  # fmt: skip
-    _do(job, json_file)
+    job = run.Job(model, chosen, masks=masks, **running.settings())
+    if job.output is None:
+        job = replace(job, output=Path(f"{job.folder}-{refine}"))
+    _do(job, running.json_file)
 
 
 def _do(job: Any, json_file: Path | None) -> None:

@@ -40,8 +40,7 @@ class Choosing:
         )
         chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
         chosen = chosen.with_changes(**changes)
-        if self.token_limit is not None:
-            chosen = chosen.with_changes(token_limit=self.token_limit or None)
+        chosen = o.with_token_limit(chosen, self.token_limit)
         params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
         params |= o.assignments(self.set_ or [])
         return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
@@ -69,6 +68,31 @@ class Refining:
     def given(self) -> dict[str, Any]:
         """What was typed, under the names the refinements have for it."""
         return o.given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where and how a run goes, and what it measures and leaves behind."""
+
+    gram_device: o.GramDevice = "auto"
+    report_error: o.ReportError = False
+    dtype: o.Dtype = "auto"
+    device: o.Device = "auto"
+    output: o.Output = None
+    force: o.Force = False
+    evaluate: o.Evaluate = True
+    eval_data: o.EvalData = None
+    eval_windows: o.EvalWindows = None
+    json_file: o.JsonFile = None
+    device_map: o.DeviceMap = None
+    offload_activations: o.Offload = None
+    restart: o.Restart = False
+    log: o.Log = None
+
+    def settings(self) -> dict[str, Any]:
+        """All but the file of the record, under the names a `run.Job` has for them."""
+        settings = {**vars(self), "offload": self.offload_activations}
+        return {k: v for k, v in settings.items() if k not in ("json_file", "offload_activations")}
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

@@ -351,6 +351,11 @@ def with_step(recipe: Recipe, step: str, name: str | None, options: dict[str, An
     return recipe.with_changes(**{step: {**current, **options}})
 
 
+def with_token_limit(recipe: Recipe, limit: float | None) -> Recipe:
+    """The recipe with another limit; 0 takes its limit away, None leaves it."""
+    return recipe if limit is None else recipe.with_changes(token_limit=limit or None)
+
+
 def write_json(path: Path | None, record: dict[str, Any]) -> None:
     """Write a result for programs, if a file was named."""
     if path is None:
