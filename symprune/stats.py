@@ -57,6 +57,8 @@ def limited(batch: Tensor, limit: float) -> Tensor:
     hundreds of times longer than the rest. In a sum of squares these few outweigh all text.
     """
     x = torch.atleast_2d(batch).float()
+    if x.numel() == 0:
+        return x
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     usual = length.median(-2, keepdim=True).values
     scale = torch.where(usual > 0, (limit * usual / length).clamp(max=1), torch.ones_like(length))
@@ -217,11 +219,11 @@ class ChannelStats:
 
 
 def _energy(sample: Tensor) -> Tensor:
-    """The sum over tokens of the squares, fp64 of fp32 sums over pieces of the sample."""
+    """The sum over tokens of the squares: an fp32 number, in fp64."""
     pieces = sample.split(max(1, PIECE // sample.shape[1]))
     squares = torch.empty_like(pieces[0])
     sums = [torch.mul(piece, piece, out=squares[: len(piece)]).sum(0) for piece in pieces]
-    return sum(sums[1:], sums[0].double())
+    return sum(sums[1:], sums[0]).double()
 
 
 def _square(width: int, device: torch.device | str) -> Tensor:

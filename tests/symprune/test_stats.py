@@ -156,6 +156,18 @@ def test_a_limit_is_each_samples_own_and_knows_empty_and_broken_tokens() -> None
     zeros = torch.zeros(1, 5, 4)
     zeros[0, 2] = 1.0
     assert torch.equal(limited(zeros, 2.0), zeros)
+    assert limited(torch.zeros(0, 4), 2.0).shape == (0, 4)
     assert limited(torch.full((1, 3, 4), float("inf")), 2.0).isfinite().sum() == 0
     x[0, 3, 1] = float("nan")
     assert limited(x, 2.0)[0, 3].isnan().any()
+
+
+def test_a_samples_sum_of_squares_is_an_fp32_number_however_long_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(2, 50, 6)
+    whole = measured(x).sums[SQUARE]
+    monkeypatch.setattr("symprune.stats.PIECE", 6 * 8)  # the sample in seven pieces
+    first = measured(x[:1]).sums[SQUARE]
+    assert torch.equal(first, first.float().double())
+    torch.testing.assert_close(measured(x).sums[SQUARE], whole, rtol=1e-6, atol=0)
