@@ -123,7 +123,7 @@ class Recipe:
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
         if self.token_limit is not None:
-            amount += f", tokens up to {self.token_limit:g}"
+            amount += f", token limit {self.token_limit:g}"
         return f"{' + '.join(steps)}, {amount}"
 
     def to_dict(self) -> dict[str, Any]:
