@@ -88,16 +88,8 @@ def _blogfeedback(
 
 def sparse_network(report: Report) -> None:
     """Nonconvex: an MLP on digits at 90 % sparsity, batch 32, clip 10, learning rate tuned."""
-    setting = Setting(80, (), "accuracy", 4, tuning_rounds=20)
-    _sparse_network(report, {"gamma": [0.05, 0.1]}, setting)
-
-
-def sparse_network_short(report: Report) -> None:
-    """The same with a learning rate of 0.1 for every method and half of the rounds."""
-    _sparse_network(report, {"gamma": [0.1]}, Setting(40, (), "accuracy", 4, tuning_rounds=1))
-
-
-def _sparse_network(report: Report, grid: dict[str, list[float]], setting: Setting) -> None:
+    setting = Setting(80, (), "accuracy", 4)
+    grid: dict[str, list[float]] = {"gamma": [0.05, 0.1, 0.2, 0.4]}
     problem = make_problem("digits", model="mlp", split="class:2", clients=10, l2=1e-4)
     fixed = {"p": 1 / 16, "batch": 32, "clip": 10.0, "sparsity": 0.9}
     entries = [Entry(n, fixed, grid, title) for n, title in SPARSE.items()]
@@ -150,7 +142,6 @@ EXPERIMENTS: dict[str, Callable[[Report], None]] = {
     "sparse-digits": sparse_digits,
     "sparse-mnist": sparse_mnist,
     "sparse-network": sparse_network,
-    "sparse-network-short": sparse_network_short,
     "blogfeedback": blogfeedback,
     "blogfeedback-short": blogfeedback_short,
     "blogfeedback-60": blogfeedback_60,
