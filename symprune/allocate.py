@@ -7,7 +7,7 @@ to lose; the sum over all matrices is exactly what equal shares would remove. Kn
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ LEVELS = 16
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix and what its dense scores say.
+    """A matrix, and what its dense scores say to the rule that divides the budget.
 
-    outliers counts scores above a multiple of their mean. price[i] is the part of the layer's
-    output (squared, relative) that is lost with the lowest `count[i]` scores of every row.
+    outliers is for `owl`, count and price are for `by_error`: price[i] is the part of the layer's
+    output that goes with the lowest `count[i]` scores of every row.
     """
 
     name: str
@@ -30,41 +30,34 @@ class Layer:
     rows: int
     columns: int
     removed: int
-    outliers: int
-    count: list[int]
-    price: list[float]
+    outliers: int = 0
+    count: list[int] = field(default_factory=list)
+    price: list[float] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         return self.rows * self.columns
 
 
-def describe(
-    name: str,
-    block: int,
-    weight: Tensor,
-    input_norm: Tensor,
-    output_norm: Tensor,
-    *,
-    sparsity: float,
-    group: str,
-    spread: float,
-    outlier: float,
-) -> Layer:
-    """What an allocation has to know of a matrix; sparsities further than spread are not looked at.
+def outliers(score: Tensor, multiple: float) -> int:
+    """How many scores are above a multiple of their mean."""
+    return int((score > multiple * score.mean()).sum())
+
+
+def prices(
+    score: Tensor, output_norm: Tensor, sparsity: float, spread: float
+) -> tuple[list[int], list[float]]:
+    """What a row may lose, at most `spread` away from the sparsity, and what part of the layer's
+    output (squared, relative) goes with it.
 
     Errors of single weights add up as if input channels were uncorrelated, as in Wanda's score.
     """
-    score = weight.float().abs() * input_norm
-    rows, columns = score.shape
+    columns = score.shape[1]
     low, high = max(0.0, sparsity - spread), min(1.0, sparsity + spread)
     bounds = torch.linspace(low * columns, high * columns, LEVELS + 1, dtype=torch.float64)
     count = sorted({int(bound) for bound in bounds})
     whole = float(output_norm.double().square().sum()) or 1.0
-    price = [lost / whole for lost in lowest_sums(score.square_(), count)]
-    outliers = int((score > (outlier * score.sqrt().mean()) ** 2).sum())
-    removed = masks.removed_from(rows, columns, sparsity, group)
-    return Layer(name, block, rows, columns, removed, outliers, count, price)
+    return count, [lost / whole for lost in lowest_sums(score.square(), count)]
 
 
 def lowest_sums(values: Tensor, counts: list[int]) -> list[float]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from symprune import allocate
 from symprune.choices import check_positive, choose, written
@@ -19,12 +21,18 @@ class OWL:
     """
 
     name: ClassVar[str] = "owl"
+    looks_at_outputs: ClassVar[bool] = False
     outlier: float = 5.0
     spread: float = 0.08
 
     def __post_init__(self) -> None:
         check_positive(outlier=self.outlier)
         _check_spread(self.spread)
+
+    def measure(
+        self, layer: allocate.Layer, score: Tensor, output_norm: Tensor, sparsity: float
+    ) -> allocate.Layer:
+        return replace(layer, outliers=allocate.outliers(score, self.outlier))
 
     def __call__(self, layers: list[allocate.Layer], sparsity: float) -> dict[str, int]:
         return allocate.owl(layers, sparsity, self.spread)
@@ -38,10 +46,17 @@ class ByError:
     """
 
     name: ClassVar[str] = "error"
+    looks_at_outputs: ClassVar[bool] = True
     spread: float = 0.1
 
     def __post_init__(self) -> None:
         _check_spread(self.spread)
+
+    def measure(
+        self, layer: allocate.Layer, score: Tensor, output_norm: Tensor, sparsity: float
+    ) -> allocate.Layer:
+        count, price = allocate.prices(score, output_norm, sparsity, self.spread)
+        return replace(layer, count=count, price=price)
 
     def __call__(self, layers: list[allocate.Layer], sparsity: float) -> dict[str, int]:
         return allocate.by_error(layers)

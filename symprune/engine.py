@@ -302,33 +302,32 @@ def _allocation(
     assert chosen is not None
     _, activations = blocks.begin(tokens, Report(recipe, tokens.shape[1]), lambda _: None)
     assert activations is not None
-    both = Needs(frozenset({SQUARE}), frozenset({SQUARE}), recipe.token_limit)
+    sparsity, square = recipe.target_sparsity, frozenset({SQUARE})
+    needs = Needs(square, square if chosen.looks_at_outputs else frozenset(), recipe.token_limit)
     layers = []
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = walk.collect(activations, index, block, found, both)
+            measured = walk.collect(activations, index, block, found, needs)
             distributed.reduce(measured)
             for matrix in found:
-                weight = matrix.weight
-                inputs, outputs = (t.get(matrix.name) for t in (measured.inputs, measured.outputs))
-                layers.append(
-                    allocate.describe(
-                        matrix.name,
-                        index,
-                        weight,
-                        inputs.norm if inputs else weight.new_ones(weight.shape[1]).float(),
-                        outputs.norm if outputs else weight.new_ones(weight.shape[0]).float(),
-                        sparsity=recipe.target_sparsity,
-                        group=recipe.group,
-                        spread=chosen.spread,
-                        outlier=getattr(chosen, "outlier", 5.0),
-                    )
-                )
+                name, weight = matrix.name, matrix.weight
+                rows, columns = weight.shape
+                removed = masks.removed_from(rows, columns, sparsity, recipe.group)
+                layer = allocate.Layer(name, index, rows, columns, removed)
+                input_norm = _norm(measured.inputs.get(name), weight[0])
+                output_norm = _norm(measured.outputs.get(name), weight[:, 0])
+                score = weight.float().abs() * input_norm
+                layers.append(chosen.measure(layer, score, output_norm, sparsity))
             if index + 1 < count:
                 activations.advance(index, block)
         watch("allocate", index, count, len(tokens), len(tokens), "")
-    return chosen(layers, recipe.target_sparsity)
+    return chosen(layers, sparsity)
+
+
+def _norm(stats: ChannelStats | None, channels: Tensor) -> Tensor:
+    """The channels' norms; ones when nothing came by, as at an expert that got no token."""
+    return torch.ones_like(channels, dtype=torch.float32) if stats is None else stats.norm
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import families
 import pytest
 import torch
 
-from symprune import Recipe, allocate, prune
+from symprune import Recipe, allocate, prune, walk
 from symprune.allocate import Layer
 from symprune.errors import SympruneError
 
@@ -64,6 +65,22 @@ def test_a_model_loses_exactly_what_equal_shares_take(
     report = prune(families.model(), families.tokens(8, 32), recipe)
     assert report.removed == report.prunable // 2
     assert len({round(entry.sparsity, 3) for entry in report.layers}) > 1
+
+
+@pytest.mark.parametrize("name", ["owl", "error"])
+def test_outputs_are_measured_only_for_the_rule_that_looks_at_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    collect = walk.collect
+
+    def watched(*arguments: Any) -> Any:
+        asked.append(arguments[4])
+        return collect(*arguments)
+
+    monkeypatch.setattr(walk, "collect", watched)
+    prune(families.model(), families.tokens(8, 32), Recipe(method="wanda", allocate=name))
+    assert any(needs.outputs for needs in asked) == (name == "error")
 
 
 def test_allocation_has_nothing_to_say_about_a_pattern() -> None:
