@@ -86,9 +86,10 @@ def prune(
         blocks = blocks or Blocks(layout, embedded)
         tokens = distributed.share(tokens)
         if recipe.allocation is not None and base is None:
-            counts = blocks.once(
-                "allocation", lambda: _allocation(layout, blocks, tokens, recipe, watch)
-            )
+            with _timed(report, "allocate"):
+                counts = blocks.once(
+                    "allocation", lambda: _allocation(layout, blocks, tokens, recipe, watch)
+                )
             plan = replace(plan, removed=counts)
         if needs.gram and held_out is not None:
             held_out = distributed.share(held_out, every=False)
@@ -308,7 +309,7 @@ def _allocation(
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = walk.collect(activations, index, block, found, needs)
+            measured = walk.collect(activations, index, block, found, needs, advance=True)
             distributed.reduce(measured)
             for matrix in found:
                 name, weight = matrix.name, matrix.weight
@@ -319,8 +320,6 @@ def _allocation(
                 output_norm = _norm(measured.outputs.get(name), weight[:, 0])
                 score = weight.float().abs() * input_norm
                 layers.append(chosen.measure(layer, score, output_norm, sparsity))
-            if index + 1 < count:
-                activations.advance(index, block)
         watch("allocate", index, count, len(tokens), len(tokens), "")
     return chosen(layers, sparsity)
 

@@ -24,9 +24,9 @@ class Recipe:
 
     sparsity is the fraction of every group that goes; a pattern N:M keeps N of every M instead.
     group is `row` (each output channel loses the same number, Wanda's way) or `layer` (one
-    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). allocate says how
-    much each layer gives; left out, all give the same. token_limit
-    bounds what one calibration token counts for: at most that many times the median token's length.
+    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). allocate says how much each
+    layer gives; left out, all give the same. token_limit bounds what one calibration token counts
+    for: at most that many times the median token's length.
     """
 
     method: str = "ria"
@@ -156,9 +156,10 @@ class Recipe:
         return cls.load(name)
 
     def with_changes(self, **changes: Any) -> Recipe:
-        """A copy with some fields replaced; a new sparsity displaces a pattern and vice versa."""
-        if changes.get("pattern") is not None and "sparsity" not in changes:
-            changes["sparsity"] = None
+        """A copy with some fields replaced; a new sparsity displaces a pattern, and a new pattern a
+        sparsity and its allocation."""
+        if changes.get("pattern") is not None:
+            changes = {"sparsity": None, "allocate": None, **changes}
         if changes.get("sparsity") is not None and "pattern" not in changes:
             changes["pattern"] = None
         if "method" in changes and "params" not in changes and changes["method"] != self.method:

@@ -52,8 +52,12 @@ class Activations:
     def advance(self, index: int, block: nn.Module, tick: Tick = lambda _: None) -> None:
         """Replace the hidden states by what the block makes of them."""
         for sample in range(len(self)):
-            self.hidden[sample : sample + 1] = self.run(index, block, sample).to(self.hidden.device)
+            self.replace(sample, self.run(index, block, sample))
             tick(sample)
+
+    def replace(self, sample: int, output: Tensor) -> None:
+        """What a block made of a sample becomes its hidden state."""
+        self.hidden[sample : sample + 1] = output.to(self.hidden.device)
 
 
 @contextmanager
@@ -287,13 +291,19 @@ def collect(
     tick: Tick = lambda _: None,
     samples: range | None = None,
     gram_device: str = "auto",
+    advance: bool = False,
 ) -> Collector:
-    """Run a block over the samples, measuring what goes into and out of its matrices."""
+    """Run a block over the samples, measuring what goes into and out of its matrices.
+
+    With advance, its outputs become the hidden states: for a block that will stay as it is.
+    """
     collector = Collector(matrices, needs, gram_device)
     for sample in range(len(activations)) if samples is None else samples:
         collector.next_sample()
         with collector:
-            activations.run(index, block, sample)
+            output = activations.run(index, block, sample)
+        if advance:
+            activations.replace(sample, output)
         tick(sample)
     collector.next_sample()  # lets go of the last one's tensors
     return collector

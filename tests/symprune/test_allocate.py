@@ -74,9 +74,9 @@ def test_outputs_are_measured_only_for_the_rule_that_looks_at_them(
     asked = []
     collect = walk.collect
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **named: Any) -> Any:
         asked.append(arguments[4])
-        return collect(*arguments)
+        return collect(*arguments, **named)
 
     monkeypatch.setattr(walk, "collect", watched)
     prune(families.model(), families.tokens(8, 32), Recipe(method="wanda", allocate=name))
