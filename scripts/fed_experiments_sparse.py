@@ -55,7 +55,7 @@ def blogfeedback(report: Report) -> None:
 
 
 def blogfeedback_short(report: Report) -> None:
-    """The same with half of the rounds: an hour of processor time for one seed."""
+    """The same with half of the rounds: an hour of processor time for three seeds."""
     setting = Setting(50, (), "r2", 2, tuning_rounds=20, clients_at_once=16)
     _blogfeedback(report, 554, [0.02, 0.1], setting, (0.9, 0.95, 0.8), (0.1, 0.15))
 
