@@ -65,6 +65,8 @@ def refine_masks(
     refine: Annotated[str, typer.Option(help="dsnot, r2-dsnot or swap.")] = "dsnot",
     max_swaps: o.MaxSwaps = None,
     refining: Refining,
+    update: o.UpdateName = None,
+    update_iters: o.UpdateIters = None,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
@@ -75,15 +77,19 @@ def refine_masks(
     """Refine saved masks of a dense model, without training.
 
     MODEL is the dense model the masks belong to; method, pattern and calibration are those of the
-    run that made the masks, unless given here.
+    run that made the masks, unless given here. What else that run did to reach them is not done
+    again: without --update the kept weights are the dense model's.
     """
     from symprune import run
 
     changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
-    chosen = run.recipe_of(masks).with_changes(refine=None, **changes)
+    made = run.recipe_of(masks)
+    chosen = made.with_changes(refine=None, update=None, allocate=None, **changes)
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.given() | o.given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
+    fitting = o.given(iters=update_iters, select=False if update == "sparsegpt" else None)
+    chosen = o.with_step(chosen, "update", update, fitting)
     job = run.Job(model, chosen, masks=masks, **running.settings())
     if job.output is None:
         job = replace(job, output=Path(f"{job.folder}-{refine}"))

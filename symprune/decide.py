@@ -31,8 +31,6 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
         inputs.add(recipe.weight_update.needs)
     if report_error:
         inputs |= {MOMENTS, GRAM}
-    if recipe.allocation is not None:
-        inputs.add(SQUARE)
     outputs = {SQUARE} if "output_norm" in asked else set()
     return Needs(frozenset(inputs), frozenset(outputs), recipe.token_limit)
 

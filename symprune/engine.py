@@ -78,6 +78,8 @@ def prune(
     layout = find_layout(model)
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)
+    if base is not None:
+        _check_can_start_from_masks(recipe)
     tokens, held_out, notes = _tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -85,7 +87,7 @@ def prune(
     with walk.ready(model):
         blocks = blocks or Blocks(layout, embedded)
         tokens = distributed.share(tokens)
-        if recipe.allocation is not None and base is None:
+        if recipe.allocation is not None:
             with _timed(report, "allocate"):
                 counts = blocks.once(
                     "allocation", lambda: _allocation(layout, blocks, tokens, recipe, watch)
@@ -110,10 +112,15 @@ def _tokens(
         if held_out is not None and held_out.shape[1:] != data.shape[1:]:
             raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
         return data, held_out, []
-    if not needs:
+    if not reads_text(recipe, needs):
         return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, []
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
     return *draw_tokens(data, recipe, needs, seqlen), notes
+
+
+def reads_text(recipe: Recipe, needs: Needs) -> bool:
+    """Whether calibration text has a say: in the masks, or in how much each layer gives."""
+    return bool(needs) or recipe.allocation is not None
 
 
 def draw_tokens(
@@ -131,6 +138,14 @@ def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:
     if limit is None or seqlen <= limit:
         return seqlen, []
     return limit, [f"The model supports {limit} positions: seqlen is {limit}, not {seqlen}."]
+
+
+def _check_can_start_from_masks(recipe: Recipe) -> None:
+    update = recipe.weight_update
+    if update is not None and update.finds_mask:
+        raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
+    if recipe.allocation is not None:
+        raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
 
 
 def check_pattern(layout: Layout, recipe: Recipe) -> None:

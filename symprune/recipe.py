@@ -70,8 +70,9 @@ class Recipe:
         self._check_steps()
 
     def _check_steps(self) -> None:
-        if self.refine is not None and self.rounds > 1:
-            raise SympruneError("Rounds find the mask themselves: leave out the refinement.")
+        update = self.weight_update
+        if self.refine is not None and update is not None and update.finds_mask:
+            raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
                 f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."

@@ -106,7 +106,7 @@ def prune(
     data: Any = tokenizer
     watched: Tensor | None = None
     needs = decide.needs(job.recipe, job.report_error)
-    if needs:
+    if engine.reads_text(job.recipe, needs):
         tell(f"Drawing calibration text from {job.recipe.calibration}")
         data, watched = engine.draw_tokens(tokenizer, job.recipe, needs, seqlen)
     held_out: Tensor | None = None

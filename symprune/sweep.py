@@ -181,7 +181,7 @@ class Sweep:
         data: Any = self.tokenizer
         watched: Tensor | None = None
         needs = decide.needs(recipe, self.grid.report_error)
-        if needs:
+        if engine.reads_text(recipe, needs):
             data, watched, embedded = self._embed(recipe, seqlen)
         report = engine.prune(
             self.model,

@@ -36,6 +36,11 @@ class LeastSquares:
         check_positive(rounds=self.rounds, round_iters=self.round_iters)
         check_not_negative(shrink=self.shrink)
 
+    @property
+    def finds_mask(self) -> str:
+        """A sentence, where it finds the mask itself; empty where it takes the one it is given."""
+        return "Rounds find the mask themselves" if self.rounds > 1 else ""
+
     def __call__(
         self,
         weight: Tensor,
@@ -87,6 +92,11 @@ class SparseGPT:
 
     def __post_init__(self) -> None:
         check_positive(damping=self.damping, block=self.block)
+
+    @property
+    def finds_mask(self) -> str:
+        """As `LeastSquares.finds_mask`."""
+        return "sparsegpt finds the mask itself unless select is false" if self.select else ""
 
     def __call__(
         self,

@@ -12,6 +12,8 @@ import torch
 from symprune import Recipe, allocate, prune, walk
 from symprune.allocate import Layer
 from symprune.errors import SympruneError
+from symprune.models import find_layout
+from symprune.stats import Needs
 
 
 def layer(name: str, block: int, outliers: int = 0, price: float = 1.0) -> Layer:
@@ -67,11 +69,10 @@ def test_a_model_loses_exactly_what_equal_shares_take(
     assert len({round(entry.sparsity, 3) for entry in report.layers}) > 1
 
 
-@pytest.mark.parametrize("name", ["owl", "error"])
-def test_outputs_are_measured_only_for_the_rule_that_looks_at_them(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
+    """What was collected, a pass over a block each."""
+    asked: list[Needs] = []
     collect = walk.collect
 
     def watched(*arguments: Any, **named: Any) -> Any:
@@ -79,8 +80,24 @@ def test_outputs_are_measured_only_for_the_rule_that_looks_at_them(
         return collect(*arguments, **named)
 
     monkeypatch.setattr(walk, "collect", watched)
+    return asked
+
+
+@pytest.mark.parametrize("name", ["owl", "error"])
+def test_outputs_are_measured_only_for_the_rule_that_looks_at_them(
+    name: str, asked: list[Needs]
+) -> None:
     prune(families.model(), families.tokens(8, 32), Recipe(method="wanda", allocate=name))
     assert any(needs.outputs for needs in asked) == (name == "error")
+
+
+def test_the_walk_collects_nothing_for_a_criterion_without_statistics(asked: list[Needs]) -> None:
+    model = families.model()
+    recipe = Recipe(method="magnitude", allocate="owl")
+    report = prune(model, families.tokens(8, 32), recipe)
+    assert len(asked) == len(find_layout(model).blocks)  # the allocation's pass alone
+    assert report.removed == report.prunable // 2
+    assert report.seconds["allocate"] > 0 and "collect" not in report.seconds
 
 
 def test_allocation_has_nothing_to_say_about_a_pattern() -> None:

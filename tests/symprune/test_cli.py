@@ -155,6 +155,31 @@ def test_refine_starts_from_saved_masks(tiny_folder: Path, pruned: Path, tmp_pat
     assert sum(layer["exchanged"] for layer in record["layers"]) > 0
 
 
+@pytest.mark.parametrize("update", ["lsq", "sparsegpt", None])
+def test_refining_starts_from_masks_however_they_were_reached(
+    tiny_folder: Path, tmp_path: Path, update: str | None
+) -> None:
+    """Rounds and an allocation made them; a refinement takes them as they are."""
+    shared = ("--model", tiny_folder, *SMALL)
+    made, out = tmp_path / "made", tmp_path / "out"
+    symprune("prune", *shared, "--recipe", "best", "--no-eval", "--output", made)
+    asked = ("--update", update) if update else ()
+    symprune(
+        "refine", *shared, "--masks", made, "--refine", "swap", *asked, "--no-eval", "--output", out
+    )
+    record = json.loads((out / "symprune.json").read_text())
+    assert record["recipe"].get("update", {}).get("name") == update
+    assert "allocate" not in record["recipe"]
+    refined, base = MaskSet.load(out), MaskSet.load(made)
+    for name in base:
+        assert torch.equal(refined[name].sum(1), base[name].sum(1)), name  # what a row keeps
+    assert any(value < 1 for value in refined.overlap(base).values())
+    dense = AutoModelForCausalLM.from_pretrained(tiny_folder).state_dict()
+    sparse = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    as_dense = all(torch.equal(sparse[name], dense[name] * refined[name]) for name in base)
+    assert as_dense == (update is None)
+
+
 def test_a_sweep_prints_and_resumes(tiny_folder: Path, tmp_path: Path) -> None:
     grid, out = tmp_path / "grid.yaml", tmp_path / "cells.jsonl"
     grid.write_text(

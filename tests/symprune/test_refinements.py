@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import families
 import pytest
 import torch
@@ -82,6 +84,24 @@ def test_saved_masks_can_be_refined_later() -> None:
     from_magnitude = prune(two_steps, tokens, recipe, base=base).masks
     assert not all(v == 1.0 for v in from_magnitude.overlap(base).values())
     assert from_magnitude.sparsity() == base.sparsity() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({"update": {"name": "lsq", "rounds": 2}}, "Rounds find the mask themselves"),
+        ({"update": "sparsegpt"}, "sparsegpt finds the mask itself unless select is false"),
+        ({"allocate": "owl"}, "Masks say how much each layer gives"),
+    ],
+)
+def test_what_would_ignore_given_masks_is_refused(steps: dict[str, Any], said: str) -> None:
+    model, tokens = families.model(), families.tokens(2, 8)
+    base = prune(families.model(), tokens, Recipe(method="magnitude")).masks
+    with pytest.raises(SympruneError, match=said):
+        prune(model, tokens, Recipe(**steps), base=base)
+    if "update" in steps:
+        with pytest.raises(SympruneError, match=f"{said}: leave out the refinement"):
+            Recipe(refine="swap", **steps)
 
 
 def test_errors_are_reported_before_and_after() -> None:
