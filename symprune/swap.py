@@ -24,9 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.masks import Pattern
+from symprune.swap_places import Anywhere, InGroups
 
 ROWS_AT_ONCE = 512
 SMALLEST_GAIN = 1e-6  # of a row's error; below lies rounding
+WORTH_LEAVING = 0.75  # rows that are done are left behind once no more than this share goes on
 
 
 def swap(
@@ -68,10 +70,6 @@ class _Few:
     ridge: Tensor  # [rows, 2k]
     cross: Tensor  # [rows, 2k, 2k]
 
-    def of(self, rows: Tensor) -> _Few:
-        parts = (self.index, self.value, self.cost, self.ridge, self.cross)
-        return _Few(*(part[rows] for part in parts))
-
 
 def _swap_rows(
     weight: Tensor,
@@ -86,39 +84,38 @@ def _swap_rows(
     lost = weight * ~keep
     pull = lost @ gram
     error = (lost * pull).sum(1)
-    # what flipping costs besides the term with c; infinite where there is nothing to grow, to prune
-    own = weight**2 * gram.diagonal()
-    grow_own = ((1 - shrink) * own).masked_fill_(keep, torch.inf)
-    prune_own = ((1 + shrink) * own).masked_fill_(~keep, torch.inf)
+    given = (weight, weight**2 * gram.diagonal(), keep, shrink, candidates)
+    places = Anywhere(*given) if pattern is None else InGroups(*given, gram, pattern)
     rows = torch.arange(len(weight), device=weight.device)
     left = max_swaps
     while left > 0:
-        grow = torch.addcmul(grow_own, weight, pull, value=-2)
-        prune = torch.addcmul(prune_own, weight, pull, value=2)
-        if pattern is None:
-            g, q = _best_of_each(grow, prune, candidates)
-        else:
-            g, q = _best_groups(weight, grow, prune, gram, candidates, pattern)
-        few = _few(weight, grow, prune, g, q, gram, own, shrink)
+        few = _few(places, pull, gram, shrink)
         steps = min(left, max(1, candidates // 2))
-        flip, gain = _swap_among(few, SMALLEST_GAIN * error, steps, paired=pattern is not None)
+        flip, gain = _swap_among(few, SMALLEST_GAIN * error, steps, places.paired)
         left -= steps
         moved = flip.any(1)
         if not moved.any():
             break
-        error = error - gain
-        if not moved.all():
-            rows, weight, pull, error = (t[moved] for t in (rows, weight, pull, error))
-            own, grow_own, prune_own = (t[moved] for t in (own, grow_own, prune_own))
-            flip, few = flip[moved], few.of(moved)
+        error -= gain
         pull -= F.embedding_bag(few.index, gram, per_sample_weights=few.value * flip, mode="sum")
         row, place = flip.nonzero(as_tuple=True)
-        column, grown = few.index[row, place], place < flip.shape[1] // 2
-        result[rows[row], column] = grown
-        prices = own[row, column]
-        grow_own[row, column] = ((1 - shrink) * prices).masked_fill_(grown, torch.inf)
-        prune_own[row, column] = ((1 + shrink) * prices).masked_fill_(~grown, torch.inf)
+        result[rows[row], few.index[row, place]] = place < flip.shape[1] // 2
+        places.flip(flip)
+        if moved.sum() <= WORTH_LEAVING * len(moved):
+            rows, pull, error = rows[moved], pull[moved], error[moved]
+            places.only(moved)
     return result
+
+
+def _few(places: Anywhere | InGroups, pull: Tensor, gram: Tensor, shrink: float) -> _Few:
+    index, cost = places.find(pull)
+    grow, prune = index.chunk(2, 1)
+    value = torch.cat([places.weight.gather(1, grow), -places.weight.gather(1, prune)], 1)
+    ridge = shrink * torch.cat([-places.own.gather(1, grow), places.own.gather(1, prune)], 1)
+    place = (index * gram.shape[1]).unsqueeze(2) + index.unsqueeze(1)
+    cross = gram.view(-1).index_select(0, place.view(-1)).view(place.shape)
+    cross.mul_(2 * value.unsqueeze(2)).mul_(value.unsqueeze(1))
+    return _Few(index, value, cost, ridge, cross)
 
 
 def _swap_among(few: _Few, smallest: Tensor, steps: int, paired: bool) -> tuple[Tensor, Tensor]:
@@ -153,50 +150,3 @@ def _swap_among(few: _Few, smallest: Tensor, steps: int, paired: bool) -> tuple[
             cost[row, flipped] += used
             flip[row, flipped] |= better
     return flip, gain
-
-
-def _best_of_each(grow: Tensor, prune: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    few = min(candidates, grow.shape[1])
-    g, q = (cost.topk(few, dim=1, largest=False).indices for cost in (grow, prune))
-    return g, q
-
-
-def _best_groups(
-    weight: Tensor,
-    grow: Tensor,
-    prune: Tensor,
-    gram: Tensor,
-    candidates: int,
-    pattern: Pattern,
-) -> tuple[Tensor, Tensor]:
-    """Of the groups of M that can gain most, the best pair each."""
-    rows, columns = weight.shape
-    m, groups = pattern.m, columns // pattern.m
-    inside = gram.view(groups, m, groups, m).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    grouped = weight.view(rows, groups, m)
-    change = grow.view(rows, groups, m, 1) + prune.view(rows, groups, 1, m)
-    change -= 2 * grouped.unsqueeze(3) * grouped.unsqueeze(2) * inside
-    best, place = change.flatten(2).min(dim=2)
-    group = best.topk(min(candidates, groups), dim=1, largest=False).indices
-    pair = place.gather(1, group)
-    return group * m + pair // m, group * m + pair % m
-
-
-def _few(
-    weight: Tensor,
-    grow: Tensor,
-    prune: Tensor,
-    g: Tensor,
-    q: Tensor,
-    gram: Tensor,
-    own: Tensor,
-    shrink: float,
-) -> _Few:
-    index = torch.cat([g, q], 1)
-    cost = torch.cat([grow.gather(1, g), prune.gather(1, q)], 1)
-    value = torch.cat([weight.gather(1, g), -weight.gather(1, q)], 1)
-    ridge = shrink * torch.cat([-own.gather(1, g), own.gather(1, q)], 1)
-    place = (index * gram.shape[1]).unsqueeze(2) + index.unsqueeze(1)
-    cross = gram.view(-1).index_select(0, place.view(-1)).view(place.shape)
-    cross.mul_(2 * value.unsqueeze(2)).mul_(value.unsqueeze(1))
-    return _Few(index, value, cost, ridge, cross)
