@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from symprune import masks
+from symprune.errors import SympruneError
 from symprune.masks import Pattern
 from symprune.swap import swap
 
@@ -80,18 +81,41 @@ def test_the_error_never_rises_and_counts_stay(pattern: Pattern | None, tokens: 
     assert row_errors(x, weight, together).sum() < 1.1 * errors[-1].sum()
 
 
-def test_rows_in_parts_give_what_rows_together_give() -> None:
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4), Pattern(1, 4), Pattern(4, 8)])
+def test_rows_in_parts_give_what_rows_together_give(pattern: Pattern | None) -> None:
     weight, x = problem(600, 16)
-    keep = masks.keep_by_row(weight.abs(), 0.5)
+    keep = masks.keep_mask(weight.abs(), 0.5, "row", pattern)
     gram = x.T @ x
-    parts = [swap(w, k, gram) for w, k in zip(weight.split(100), keep.split(100), strict=True)]
-    assert torch.equal(torch.cat(parts), swap(weight, keep, gram))
+    parts = zip(weight.split(100), keep.split(100), strict=True)
+    apart = torch.cat([swap(w, k, gram, pattern=pattern) for w, k in parts])
+    assert torch.equal(apart, swap(weight, keep, gram, pattern=pattern))
+
+
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4), Pattern(1, 4), Pattern(4, 8)])
+def test_rows_stop_where_no_swap_lowers_the_error(pattern: Pattern | None) -> None:
+    weight, x = problem(7, 16)
+    keep = masks.keep_mask(weight.abs(), 0.5, "row", pattern)
+    got = swap(weight, keep, x.T @ x, max_swaps=400, candidates=16, pattern=pattern)
+    least = row_errors(x, weight, got)
+    for row, g, q in itertools.product(range(7), range(16), range(16)):
+        inside = pattern is None or g // pattern.m == q // pattern.m
+        if inside and not got[row, g] and got[row, q]:
+            tried = got.clone()
+            tried[row, g], tried[row, q] = True, False
+            assert row_errors(x, weight, tried)[row] > least[row] * (1 - 1e-4)
 
 
 def test_nothing_pruned_or_everything_leaves_nothing_to_swap() -> None:
     weight, x = problem(3, 8)
     for keep in (torch.ones(3, 8, dtype=torch.bool), torch.zeros(3, 8, dtype=torch.bool)):
         assert torch.equal(swap(weight, keep, x.T @ x), keep)
+
+
+def test_a_mask_that_does_not_follow_the_pattern_is_refused() -> None:
+    weight, x = problem(3, 8)
+    keep = torch.tensor([True, True, True, False, True, False, False, False]).expand(3, 8)
+    with pytest.raises(SympruneError, match="does not keep 2:4 everywhere"):
+        swap(weight, keep, x.T @ x, pattern=Pattern(2, 4))
 
 
 def test_dead_channels_are_given_up_for_living_ones() -> None:
