@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from symprune.choices import check_choice
 from symprune.errors import SympruneError
 from symprune.hub import max_length
 from symprune.maskset import MaskSet
-from symprune.models import Layout, Matrix, find_layout
+from symprune.models import Layout, Matrix, device_of, find_layout
 from symprune.recipe import Recipe
 from symprune.reports import LayerReport, Report, warnings
 from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
@@ -240,12 +239,13 @@ def _gram_memory(
     widths = walk.distinct_inputs(activations, index, block, found)
     needed = sum(4 * width * width for width in widths) * (1 if plan.held_out is None else 2)
     where = "disk" if plan.gram_device == "disk" else "memory"
-    free = psutil.virtual_memory().available
-    on_host = plan.gram_device == "cpu" or next(block.parameters()).device.type == "cpu"
-    if where == "memory" and on_host and needed > free:
+    device = device_of(block) if plan.gram_device == "auto" else torch.device("cpu")
+    free = memory.free(device)
+    if where == "memory" and needed > free:
+        elsewhere = "disk" if device.type == "cpu" else "cpu or disk"
         raise SympruneError(
             f"The Gram matrices of a block need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-            "free; pass --gram-device disk."
+            f"free; pass --gram-device {elsewhere}."
         )
     return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
 

@@ -7,6 +7,7 @@ import resource
 import sys
 from pathlib import Path
 
+import psutil
 import torch
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
@@ -41,6 +42,14 @@ def now() -> int:
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return int(torch.cuda.memory_allocated())
     return _resident() or _most_resident()
+
+
+def free(device: torch.device) -> int:
+    """Bytes that can still be had there; of other devices than CUDA's, what the machine has."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 def peak() -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import families
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 
 import symprune
-from symprune import engine, walk
+from symprune import engine, memory, walk
 from symprune.errors import SympruneError
 from symprune.models import find_layout
 from symprune.recipe import Recipe
@@ -250,10 +250,14 @@ def test_the_memory_of_gram_matrices_is_said_before_the_first_block() -> None:
 
 
 def test_gram_matrices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(memory, "free", lambda device: 1000)
     recipe = Recipe(method="wanda", update="lsq")
     with pytest.raises(SympruneError, match="--gram-device disk"):
         engine.prune(families.model(), families.tokens(), recipe)
     engine.prune(families.model(), families.tokens(), recipe, gram_device="disk")
+
+
+def test_what_is_free_is_a_part_of_what_there_is(device: torch.device) -> None:
+    on_host = device.type == "cpu"
+    whole = psutil.virtual_memory().total if on_host else torch.cuda.mem_get_info(device)[1]
+    assert 0 < memory.free(device) < whole
