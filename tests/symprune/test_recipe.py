@@ -75,13 +75,14 @@ def test_shipped_recipes_load_by_name(name: str) -> None:
     assert Recipe.named(name).target_sparsity == 0.5
 
 
-def test_a_pattern_displaces_what_a_sparsity_needs() -> None:
-    best = Recipe.named("best")
-    assert best.allocation is not None
-    changed = best.with_changes(pattern="2:4")
+@pytest.mark.parametrize("name", ["mask-only", "best"])
+def test_a_pattern_displaces_what_a_sparsity_needs(name: str) -> None:
+    recipe = Recipe.named(name)
+    assert recipe.allocation is not None
+    changed = recipe.with_changes(pattern="2:4")
     assert changed.sparsity is None and changed.allocation is None
     with pytest.raises(SympruneError, match="leave out the allocation"):
-        best.with_changes(pattern="2:4", allocate="owl")
+        recipe.with_changes(pattern="2:4", allocate="owl")
 
 
 def test_an_unknown_recipe_names_those_there_are() -> None:
