@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from symprune import engine, masks, refine, scores, update, walk
 from symprune.alternate import alternate
+from symprune.collect import distinct_inputs
 from symprune.masks import Pattern
 from symprune.models import find_layout
 from symprune.recipe import Recipe
@@ -113,12 +114,12 @@ def statistics() -> None:
         with walk.ready(model):
             activations = walk.embed(layout, torch.randint(0, 512, (4, 512)))
             block, found = layout.blocks[0], layout.matrices(0)
-            widths = walk.distinct_inputs(activations, 0, block, found)
+            widths = distinct_inputs(activations, 0, block, found)
             inputs = [(torch.randn(1, 512, width), ChannelStats(width)) for width in widths]
 
             def forward(block: torch.nn.Module = block, a: walk.Activations = activations) -> None:
-                for sample in range(len(a)):
-                    a.run(0, block, sample)
+                for samples in a.batches():
+                    a.run(0, block, samples)
 
             def measure(pairs: list[tuple[Tensor, ChannelStats]] = inputs) -> None:
                 for _ in range(4):

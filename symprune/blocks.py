@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 
 class Blocks:
-    """The blocks of a model in memory."""
+    """The blocks of a model in memory; at_once samples pass one together."""
 
-    def __init__(self, layout: Layout, embedded: walk.Activations | None = None) -> None:
+    def __init__(
+        self, layout: Layout, embedded: walk.Activations | None = None, at_once: int = 1
+    ) -> None:
         self.layout = layout
         self.embedded = embedded
+        self.at_once = at_once
 
     def __len__(self) -> int:
         return len(self.layout.blocks)
@@ -37,10 +40,13 @@ class Blocks:
 
         Blocks before the first were finished by an earlier run; what it did is put into `report`.
         """
-        if self.embedded is not None and tokens is not None:
-            hidden = self.embedded.hidden[: len(tokens)].clone()
-            return 0, walk.Activations(hidden, self.embedded.inputs)
-        return 0, None if tokens is None else walk.embed(self.layout, tokens, tick)
+        if tokens is None:
+            return 0, None
+        if self.embedded is not None:
+            activations = self.embedded.only(range(len(tokens)))
+            activations.hidden = activations.hidden.clone()
+            return 0, activations
+        return 0, walk.embed(self.layout, tokens, tick, at_once=self.at_once)
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

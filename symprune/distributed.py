@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from symprune.collect import Collector
 from symprune.errors import SympruneError
 from symprune.stats import ChannelStats
-from symprune.walk import Collector
 
 
 def start(device: torch.device) -> torch.device:
@@ -93,6 +93,11 @@ def reduce(measured: Collector) -> None:
         return
     for table in (measured.inputs, measured.outputs):
         _reduce(table, measured.device)
+    seen: list[tuple[set[str], set[str]]] = [(set(), set())] * size()
+    dist.all_gather_object(seen, (measured.choosing, measured.unknown))
+    for choosing, unknown in seen:
+        measured.choosing |= choosing
+        measured.unknown |= unknown
 
 
 def _reduce(table: dict[str, ChannelStats], device: torch.device) -> None:

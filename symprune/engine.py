@@ -21,12 +21,14 @@ from symprune import allocate, decide, distributed, masks, memory, walk
 from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
+from symprune.collect import Collector, collect, distinct_inputs
 from symprune.errors import SympruneError
 from symprune.hub import max_length
 from symprune.maskset import MaskSet
-from symprune.models import Layout, Matrix, device_of, find_layout
+from symprune.matrices import Matrix, kind_of
+from symprune.models import Layout, device_of, find_layout
 from symprune.recipe import Recipe
-from symprune.reports import LayerReport, Report, warnings
+from symprune.reports import LayerReport, Report, left_dense, warnings
 from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
 
 Watch = Callable[[str, int, int, int, int, str], None]
@@ -60,6 +62,7 @@ def prune(
     held_out: Tensor | None = None,
     gram_device: str = "auto",
     tell: Callable[[str], None] = lambda _: None,
+    batch_size: int | None = None,
 ) -> Report:
     """Prune `model` in place and say what was done.
 
@@ -69,8 +72,9 @@ def prune(
     of the same tokens, for callers that prune again and again. blocks says where the blocks are, if
     not in memory. held_out are more tokens, which decide nothing: steps that fit the calibration
     data are watched on them. gram_device is where Gram matrices are kept: with their layer (auto),
-    `cpu` or `disk`. In a torch.distributed process group the samples are divided among the
-    processes.
+    `cpu` or `disk`. batch_size is how many samples pass a block together; by default one on a CPU,
+    so that not a bit depends on it, and what an accelerator has room for (`memory.batch_size`). In
+    a torch.distributed process group the samples are divided among the processes.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
@@ -84,8 +88,10 @@ def prune(
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     plan = Plan(recipe, needs, report_error, base, gram_device)
     with walk.ready(model):
-        blocks = blocks or Blocks(layout, embedded)
         tokens = distributed.share(tokens)
+        if blocks is None:
+            batch_size = batch_size or memory.batch_size(model, tokens.shape[1])
+            blocks = Blocks(layout, embedded, batch_size)
         if recipe.allocation is not None:
             with _timed(report, "allocate"):
                 counts = blocks.once(
@@ -97,7 +103,7 @@ def prune(
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
         _walk(layout, blocks, tokens, report, plan, watch, tell)
-    report.notes += warnings(report.layers)
+    report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
     return report
 
@@ -181,7 +187,7 @@ def _walk(
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""
         found = layout.matrices(index)
-        measured = watched = walk.Collector()
+        measured = watched = Collector()
         if activations is not None:
             with _timed(report, "collect"):
                 if plan.needs.gram and index == first:
@@ -216,18 +222,18 @@ def _collect(
     found: list[Matrix],
     plan: Plan,
     tick: walk.Tick,
-) -> tuple[walk.Collector, walk.Collector]:
+) -> tuple[Collector, Collector]:
     """The statistics of a block on all processes' calibration samples and, where somebody watches,
     on the held-out ones."""
     settings, held_out = (activations, index, block, found), plan.held_out
     calibrating = len(activations) - (held_out or 0)
-    measured = walk.collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
+    measured = collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
     distributed.reduce(measured)
-    watched = walk.Collector()
+    watched = Collector()
     if held_out is not None:
         watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
         others = range(calibrating, len(activations))
-        watched = walk.collect(*settings, watching, tick, others, plan.gram_device)
+        watched = collect(*settings, watching, tick, others, plan.gram_device)
         distributed.reduce(watched)
     return measured, watched
 
@@ -236,7 +242,7 @@ def _gram_memory(
     activations: walk.Activations, index: int, block: nn.Module, found: list[Matrix], plan: Plan
 ) -> str:
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
-    widths = walk.distinct_inputs(activations, index, block, found)
+    widths = distinct_inputs(activations, index, block, found)
     needed = sum(4 * width * width for width in widths) * (1 if plan.held_out is None else 2)
     where = "disk" if plan.gram_device == "disk" else "memory"
     device = device_of(block) if plan.gram_device == "auto" else torch.device("cpu")
@@ -252,39 +258,48 @@ def _gram_memory(
 
 def prune_block(
     found: list[Matrix],
-    measured: walk.Collector,
+    measured: Collector,
     report: Report,
     plan: Plan,
-    watched: walk.Collector | None = None,
+    watched: Collector | None = None,
     tick: walk.Tick = lambda _: None,
 ) -> MaskSet:
-    """Make and apply the masks of a block; experts share the mask of their fused parameter.
+    """Make and apply the masks of a block; the pieces of a parameter share its mask.
 
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
     kept, fused = MaskSet(), dict[str, Tensor]()
-    watched = watched or walk.Collector()
+    watched = watched or Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        if matrix.expert is None:
-            kept[matrix.parameter_name] = _prune_matrix(matrix, measured, report, plan, watched)
+        keep = _prune_matrix(matrix, measured, report, plan, watched)
+        if matrix.piece is None:
+            kept[matrix.parameter_name] = keep.T if matrix.transposed else keep
         else:
             whole = fused.setdefault(
                 matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
             )
-            whole[matrix.expert] = _prune_matrix(matrix, measured, report, plan, watched)
+            matrix.slice_of(whole).copy_(keep)
     for name, keep in fused.items():
         kept[name] = keep
+    for kind in sorted({kind_of(name) for name in measured.unknown}):
+        note = f"Left dense, no layer of a known kind: {kind}."
+        if note not in report.notes:
+            report.notes.append(note)
     return kept
 
 
 def _prune_matrix(
-    matrix: Matrix, measured: walk.Collector, report: Report, plan: Plan, watched: walk.Collector
+    matrix: Matrix, measured: Collector, report: Report, plan: Plan, watched: Collector
 ) -> Tensor:
-    """Make and apply a matrix's mask, and return it in the order the matrix is stored in."""
+    """Make and apply a matrix's mask, `[out, in]`. One that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-    if plan.needs and not (inputs or outputs):
-        report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
+    names, shape = (matrix.name, matrix.kind, matrix.part), matrix.weight.shape
+    dense = _reason_to_stay_dense(matrix, measured, plan)
+    if dense:
+        tokens = (inputs or outputs or ChannelStats(0)).tokens
+        report.layers.append(LayerReport(*names, *shape, 0, tokens, dense=dense))
+        return torch.ones(shape, dtype=torch.bool)
     base = plan.base
     decision = decide.decide(
         matrix.name,
@@ -304,10 +319,23 @@ def _prune_matrix(
     matrix.apply(keep)
     removed = keep.numel() - int(masks.count_true(keep.flatten()))
     tokens = (inputs or outputs or ChannelStats(0)).tokens
-    rows, columns = matrix.weight.shape
-    names = (matrix.name, matrix.kind, matrix.part)
-    report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
-    return keep.T if matrix.transposed else keep
+    report.layers.append(LayerReport(*names, *shape, removed, tokens, decision.figures))
+    return keep
+
+
+def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> str:
+    """Why a matrix is not pruned, in a few words; empty if it is.
+
+    A criterion that looks at activations says nothing about a matrix no token came by, and its
+    magnitudes are not what was asked for.
+    """
+    if matrix.name in measured.choosing:
+        return "their output picks experts or tokens"
+    asked = plan.recipe.criterion.needs
+    unseen = ("input_norm" in asked and matrix.name not in measured.inputs) or (
+        "output_norm" in asked and matrix.name not in measured.outputs
+    )
+    return "no calibration token came by" if unseen and plan.base is None else ""
 
 
 def _allocation(
@@ -324,7 +352,7 @@ def _allocation(
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = walk.collect(activations, index, block, found, needs, advance=True)
+            measured = collect(activations, index, block, found, needs, advance=True)
             distributed.reduce(measured)
             for matrix in found:
                 name, weight = matrix.name, matrix.weight

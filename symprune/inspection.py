@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +10,9 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.masks import count_true, find_pattern
-from symprune.models import ROUTER_NAMES, find_layout
+from symprune.models import find_layout
 from symprune.pack import open_shards
-
-IN_A_BLOCK = re.compile(r"\.\d+\.")
+from symprune.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -37,20 +34,14 @@ def inspect_folder(folder: Path) -> list[MatrixFacts]:
     """Facts about every prunable matrix in a checkpoint's safetensors files, in order of name."""
     if not (folder / "config.json").is_file():
         raise SympruneError(f"The folder {folder} is not a model: it has no config.json.")
-    transposed = _transposed_names(folder)
-    facts = [
-        _facts(name, tensor, name in transposed)
-        for name, tensor in _tensors(folder)
-        if tensor.dim() in (2, 3) and IN_A_BLOCK.search(name) and not _is_router(name)
-    ]
+    shards = open_shards(folder)
+    if not shards.entries:
+        raise SympruneError(f"{folder} holds no safetensors file with decoder blocks.")
+    transposed = _prunable(folder, shards)
+    facts = [_facts(name, shards.read(name), transposed[name]) for name in transposed]
     if not facts:
         raise SympruneError(f"{folder} holds no safetensors file with decoder blocks.")
     return sorted(facts, key=lambda fact: _natural(fact.name))
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    shards = open_shards(folder)
-    return ((name, shards.read(name)) for name in shards)
 
 
 def _facts(name: str, tensor: Tensor, transposed: bool) -> MatrixFacts:
@@ -63,20 +54,26 @@ def _facts(name: str, tensor: Tensor, transposed: bool) -> MatrixFacts:
     return MatrixFacts(name, tuple(tensor.shape), zeros, keep.numel(), pattern)
 
 
-def _is_router(name: str) -> bool:
-    return name.removesuffix(".weight").rpartition(".")[2] in ROUTER_NAMES
-
-
-def _transposed_names(folder: Path) -> set[str]:
-    """Parameters stored `[in, out]`, found on a model without weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _prunable(folder: Path, shards: Shards) -> dict[str, bool]:
+    """The tensors that make prunable matrices, and whether they are stored `[in, out]`: found on a
+    model without weights."""
+    from symprune import hub
+    from symprune.loading import Names, skeleton
 
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        model = skeleton(hub.load_config(hub.resolve(str(folder))), torch.float32)
+    except SympruneError:
+        raise
     except Exception as error:
         raise SympruneError(f"{folder} has a config.json no model is made from: {error}") from error
-    return {m.parameter_name for m in find_layout(model).all_matrices() if m.transposed}
+    names = Names(model, shards, torch.float32)
+    found = {m.parameter_name: m.transposed for m in find_layout(model).all_matrices()}
+    # What the model puts together from several tensors is [out, in] in each of them.
+    return {
+        key: transposed and pattern is None
+        for name, transposed in found.items()
+        for key, pattern in names.sources.get(name, [])
+    }
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -87,6 +87,17 @@ class Names:
                 self.sources.setdefault(name, []).append((key, pattern))
         model._weight_conversions = [rule for rule in rules if rule.was_used()]
 
+    def share(self, parameters: Iterable[str]) -> None:
+        """Parameters that several blocks have in common are in the checkpoint once: each of them is
+        made of the same tensors."""
+        by_identity: dict[int, list[str]] = {}
+        for name in sorted(parameters):
+            by_identity.setdefault(id(self.model.get_parameter(name)), []).append(name)
+        for names in by_identity.values():
+            known = next((name for name in names if name in self.sources), None)
+            for name in names if known is not None else ():
+                self.sources.setdefault(name, self.sources[known])
+
     def keys_of(self, parameters: Iterable[str]) -> list[str]:
         """The checkpoint's tensors behind some parameters."""
         return [key for name in parameters for key, _ in self.sources.get(name, [])]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from symprune import distributed, walk
+from symprune.arguments import Allocate
 from symprune.eval.perplexity import Perplexity, cut, loss, summary
 from symprune.stream import Source, StreamedModel
 
@@ -24,7 +25,7 @@ def perplexity(
     tick: Callable[[int, int], None] = lambda done, total: None,
     blocks_from: Source | None = None,
     at_once: int = 1,
-    allocate: walk.Allocate | None = None,
+    allocate: Allocate | None = None,
 ) -> Perplexity:
     """Perplexity on one row of token ids, `at_once` windows at a time.
 
@@ -52,7 +53,7 @@ def _losses(
     windows: Tensor,
     part: Callable[[float], None],
     blocks_from: Source | None,
-    allocate: walk.Allocate | None,
+    allocate: Allocate | None,
 ) -> list[float]:
     layout, steps = streamed.layout, len(streamed) + 1
     with streamed.around():

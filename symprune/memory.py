@@ -6,12 +6,15 @@ import ctypes
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE = 2**20
+BUSY_TOKENS = 8192
+WIDEST = 24  # copies of the hidden states a block's intermediate results come to, generously
 
 
 def return_large_blocks() -> None:
@@ -50,6 +53,18 @@ def free(device: torch.device) -> int:
         return int(psutil.virtual_memory().available)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + cached
+
+
+def batch_size(model: Any, seqlen: int) -> int:
+    """How many samples should pass a block together: enough tokens to keep an accelerator busy, if
+    their activations take no more than half of the free memory; on a CPU one at a time, which is
+    no slower there."""
+    embeddings = model.get_input_embeddings().weight
+    if embeddings.device.type in ("cpu", "meta") or seqlen == 0:
+        return 1
+    sample = seqlen * embeddings.shape[1] * embeddings.element_size() * WIDEST
+    fits = free(embeddings.device) // (2 * sample)
+    return max(1, min(fits, BUSY_TOKENS // seqlen))
 
 
 def peak() -> int:

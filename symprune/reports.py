@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from symprune.recipe import Recipe
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What happened to one matrix."""
+    """What happened to one matrix; dense says why it was not pruned, where it was not."""
 
     name: str
     kind: str
@@ -21,6 +22,7 @@ class LayerReport:
     removed: int
     tokens: int
     figures: dict[str, float] = field(default_factory=dict)
+    dense: str = ""
 
     @property
     def size(self) -> int:
@@ -32,6 +34,8 @@ class LayerReport:
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in asdict(self).items() if name != "figures"}
+        if not self.dense:
+            del plain["dense"]
         return {**plain, "sparsity": self.sparsity, **self.figures}
 
 
@@ -82,6 +86,18 @@ class Report:
             "notes": self.notes,
             "layers": [layer.to_dict() for layer in self.layers],
         }
+
+
+def left_dense(layers: list[LayerReport]) -> list[str]:
+    """A sentence for every reason matrices stayed dense, with their number by kind."""
+    reasons: dict[str, Counter[str]] = {}
+    for layer in layers:
+        if layer.dense:
+            reasons.setdefault(layer.dense, Counter())[layer.kind] += 1
+    return [
+        f"Left dense, {why}: {', '.join(f'{n} x {kind}' for kind, n in sorted(kinds.items()))}."
+        for why, kinds in reasons.items()
+    ]
 
 
 def warnings(layers: list[LayerReport]) -> list[str]:

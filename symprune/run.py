@@ -26,8 +26,8 @@ from symprune import (
     memory,
     offload,
     resume,
-    walk,
 )
+from symprune.arguments import Allocate
 from symprune.eval.perplexity import perplexity
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
@@ -231,7 +231,7 @@ class _Ruler:
     streamed: StreamedModel
     held_out: Tensor | None
     seqlen: int
-    allocate: walk.Allocate | None
+    allocate: Allocate | None
     tell: Tell
     tick: Tick
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune import distributed, walk
+from symprune.arguments import Allocate
 from symprune.blocks import Blocks
 from symprune.maskset import FILE_NAME, MaskSet, metadata
 from symprune.resume import HiddenStates, Progress
@@ -123,9 +124,10 @@ class StreamedBlocks(Blocks):
         streamed: StreamedModel,
         sink: Sink,
         progress: Progress,
-        allocate: walk.Allocate | None = None,
+        allocate: Allocate | None = None,
+        at_once: int = 1,
     ) -> None:
-        super().__init__(streamed.layout)
+        super().__init__(streamed.layout, at_once=at_once)
         self.streamed = streamed
         self.sink = sink
         self.progress = progress
@@ -144,10 +146,7 @@ class StreamedBlocks(Blocks):
         if tokens is None or done.finished == len(self):
             return done.finished, None
         with self.streamed.around():
-            if done.hidden == 0:
-                activations = walk.embed(self.layout, tokens, tick, self.allocate)
-            else:
-                activations, _ = walk.frame(self.layout, tokens, self.allocate)
+            activations = walk.embed(self.layout, tokens, tick, self.allocate, self.at_once)
         if done.hidden:
             self.states.restore(done.hidden, activations.hidden)
         written = self.sink.pruned()
@@ -168,10 +167,15 @@ class StreamedBlocks(Blocks):
         kept: MaskSet,
         activations: walk.Activations | None,
     ) -> None:
-        """On the disk: the block, sometimes the hidden states behind it, then that it is done."""
+        """On the disk: the block, sometimes the hidden states behind it, then that it is done.
+
+        Hidden states are not all there is where blocks leave something else for later ones: then a
+        run that goes on passes the samples through all finished blocks again.
+        """
         done = self.progress
         keep_states = (
             activations is not None
+            and not activations.arguments.carry_state
             and index + 1 < len(self)
             and distributed.agree(self.states.due())
         )

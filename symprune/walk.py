@@ -1,28 +1,25 @@
-"""Running a model block by block: embed the tokens, measure a block while dense, move on once
-pruned.
+"""Running a model block by block: embed the tokens, then pass them through one block at a time.
 
 One copy of the hidden states exists, `[samples, tokens, width]`, overwritten in place as the walk
-goes on. Samples pass one at a time, so a result never depends on how they were batched.
+goes on. Unless told otherwise samples pass one at a time, so a result never depends on how they
+were batched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from symprune.arguments import Allocate, Arguments, BlockInputs
 from symprune.errors import SympruneError
-from symprune.models import Layout, Matrix, device_of, is_experts
-from symprune.stats import SQUARE, ChannelStats, Needs, limited
+from symprune.matrices import is_experts
+from symprune.models import Layout, device_of
 
 Tick = Callable[[int], None]
-BlockInputs = tuple[tuple[Any, ...], dict[str, Any]]
-Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 class _Captured(Exception):
@@ -30,83 +27,117 @@ class _Captured(Exception):
 
 
 class Activations:
-    """The hidden states in front of the next block, and what else each block's forward takes."""
+    """The hidden states in front of the next block, and what else each block's forward takes.
+
+    apart: a sample's hidden states have no leading dimension for samples (models with several
+    streams of them lead with those), so each is an entry of its own. at_once is how many samples
+    pass a block together.
+    """
 
     def __init__(
-        self, hidden: Tensor, inputs: list[BlockInputs], blocks_return_tuples: bool = False
+        self,
+        hidden: Tensor,
+        arguments: Arguments,
+        blocks_return_tuples: bool = False,
+        at_once: int = 1,
+        apart: bool = False,
     ) -> None:
         self.hidden = hidden
-        self.inputs = inputs
+        self.arguments = arguments
         self.blocks_return_tuples = blocks_return_tuples
+        self.apart = apart
+        self.at_once = at_once if arguments.stack and not apart else 1
 
     def __len__(self) -> int:
         return self.hidden.shape[0]
 
-    def run(self, index: int, block: nn.Module, sample: int) -> Tensor:
-        """The output of block `index` for one sample."""
+    def run(self, index: int, block: nn.Module, samples: range) -> Tensor:
+        """The output of block `index` for consecutive samples."""
         device = device_of(block)
-        args, kwargs = _to(self.inputs[index], device)
-        out = block(self.hidden[sample : sample + 1].to(device), *args, **kwargs)
+        args, kwargs = self.arguments.of(index, samples, device)
+        out = block(self.of(samples).to(device), *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+    def of(self, samples: range) -> Tensor:
+        """The hidden states of consecutive samples, as a block takes them."""
+        return self.hidden[samples.start] if self.apart else self.hidden[_slice(samples)]
+
+    def batches(self, samples: range | None = None) -> Iterator[range]:
+        """The samples, as many together as pass a block at once."""
+        samples = range(len(self)) if samples is None else samples
+        for start in range(samples.start, samples.stop, self.at_once):
+            yield range(start, min(start + self.at_once, samples.stop))
 
     def advance(self, index: int, block: nn.Module, tick: Tick = lambda _: None) -> None:
         """Replace the hidden states by what the block makes of them."""
-        for sample in range(len(self)):
-            self.replace(sample, self.run(index, block, sample))
-            tick(sample)
+        for samples in self.batches():
+            self.replace(samples, self.run(index, block, samples))
+            tick(samples[-1])
 
-    def replace(self, sample: int, output: Tensor) -> None:
-        """What a block made of a sample becomes its hidden state."""
-        self.hidden[sample : sample + 1] = output.to(self.hidden.device)
+    def replace(self, samples: range, output: Tensor) -> None:
+        """What a block made of samples becomes their hidden states."""
+        self.of(samples).copy_(output)
+
+    def only(self, samples: range) -> Activations:
+        """Some of the samples, on the same memory."""
+        hidden, arguments = self.hidden[_slice(samples)], self.arguments.only(samples)
+        settings = (self.blocks_return_tuples, self.at_once, self.apart)
+        return Activations(hidden, arguments, *settings)
+
+
+def _slice(samples: range) -> slice:
+    return slice(samples.start, samples.stop)
 
 
 @contextmanager
 def ready(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, experts computed one by one; all put back afterwards."""
     training = model.training
-    config = getattr(model, "config", None)
-    experts = getattr(config, "_experts_implementation", None)
-    fused = any(is_experts(module) for module in model.modules())
+    found = [m.config for m in model.modules() if is_experts(m) and hasattr(m, "config")]
+    if found and hasattr(model, "config"):
+        found.append(model.config)
+    configs = list({id(config): config for config in found}.values())
+    before = [getattr(config, "_experts_implementation", None) for config in configs]
     model.eval()
     try:
-        if fused and config is not None:
+        for config in configs:
             config._experts_implementation = "eager"
         with torch.no_grad():
             yield
     finally:
-        if fused and config is not None:
+        for config, experts in zip(configs, before, strict=True):
             config._experts_implementation = experts
         model.train(training)
 
 
 def embed(
-    layout: Layout, tokens: Tensor, tick: Tick = lambda _: None, allocate: Allocate | None = None
+    layout: Layout,
+    tokens: Tensor,
+    tick: Tick = lambda _: None,
+    allocate: Allocate | None = None,
+    at_once: int = 1,
 ) -> Activations:
     """Run everything in front of the first block on `tokens` (`[samples, length]`).
 
     allocate(shape, dtype, device) makes the room for the hidden states, if not in memory.
     """
-    activations, first = frame(layout, tokens, allocate)
-    activations.hidden[:1] = first
-    tick(0)
-    for sample in range(1, len(tokens)):
-        found = _capture_first(layout, tokens[sample : sample + 1])
-        activations.hidden[sample : sample + 1] = found
-        tick(sample)
-    return activations
-
-
-def frame(
-    layout: Layout, tokens: Tensor, allocate: Allocate | None = None
-) -> tuple[Activations, Tensor]:
-    """Room for the hidden states of `tokens`, not yet filled, and those of the first sample."""
-    first, inputs, as_tuples = _capture_all(layout, tokens[:1])
-    shape = (len(tokens), *first.shape[1:])
+    first, inputs, as_tuples = _capture_first(layout, tokens[:1])
+    apart = first.shape[0] != 1
+    shape = (len(tokens), *first.shape[0 if apart else 1 :])
     if allocate is None:
         hidden = torch.empty(shape, dtype=first.dtype, device=first.device)
     else:
         hidden = allocate(shape, first.dtype, first.device)
-    return Activations(hidden, inputs, as_tuples), first
+    arguments = Arguments(inputs, len(tokens), allocate)
+    activations = Activations(hidden, arguments, as_tuples, at_once, apart)
+    activations.replace(range(1), first)
+    tick(0)
+    for sample in range(1, len(tokens)):
+        captured = _capture(layout, tokens[sample : sample + 1], as_tuples)
+        activations.replace(range(sample, sample + 1), captured.hidden[0])
+        arguments.add(sample, captured.inputs)
+        tick(sample)
+    return activations
 
 
 def logits(layout: Layout, tokens: Tensor, activations: Activations, sample: int) -> Tensor:
@@ -114,78 +145,93 @@ def logits(layout: Layout, tokens: Tensor, activations: Activations, sample: int
 
     The model's own forward runs, with every block passed over and the last giving those states.
     """
-    last, passed = activations.hidden[sample : sample + 1], 0
+    last, passed = activations.of(range(sample, sample + 1)), 0
 
-    def passed_over(*args: Any, **kwargs: Any) -> Any:
+    def pass_over(*args: Any, **kwargs: Any) -> Any:
         nonlocal passed
         passed += 1
         given = _split(args, kwargs)[0]
         out = last.to(given.device) if passed == len(layout.blocks) else given
         return (out, None) if activations.blocks_return_tuples else out
 
-    return _forward(layout, tokens, passed_over, list(layout.blocks)).logits
+    return _forward(layout, tokens, dict.fromkeys(layout.blocks, pass_over)).logits
 
 
-def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs], bool]:
+class _Capture:
+    """What the blocks were given in a forward that passed them over, in the order they came."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.hidden: list[Tensor] = []
+        self.inputs: list[BlockInputs] = []
+
+    @property
+    def shapes_agree(self) -> bool:
+        return all(hidden.shape == self.hidden[0].shape for hidden in self.hidden)
+
+
+def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs], bool]:
     """The hidden state in front of the first block, every block's other arguments, and whether
     the model takes tuples from its blocks.
 
-    The blocks are passed over, not run. Most models take a block's output as it is, some index the
-    tuple it returns: where indexing a tensor has eaten a dimension, the pass is repeated with
-    tuples.
+    Most models take a block's output as it is, some index the tuple it returns: where indexing a
+    tensor has eaten a dimension, the pass is repeated with tuples.
     """
+    once = list(range(len(layout.blocks)))
     for as_tuple in (False, True):
-        seen: list[Tensor] = []
-        inputs: list[BlockInputs] = []
-
-        def passed_over(
-            *args: Any,
-            seen: list[Tensor] = seen,
-            inputs: list[BlockInputs] = inputs,
-            as_tuple: bool = as_tuple,
-            **kwargs: Any,
-        ) -> Any:
-            hidden, rest, kwargs = _split(args, kwargs)
-            seen.append(hidden)
-            inputs.append((rest, kwargs))
-            if len(seen) == len(layout.blocks) or hidden.shape != seen[0].shape:
-                raise _Captured
-            return (hidden, None) if as_tuple else hidden
-
-        _forward(layout, tokens, passed_over, list(layout.blocks))
-        if len(seen) == len(layout.blocks) and seen[-1].shape == seen[0].shape:
-            return seen[0], inputs, as_tuple
+        captured = _capture(layout, tokens, as_tuple)
+        if captured.order == once and captured.shapes_agree:
+            return captured.hidden[0], captured.inputs, as_tuple
+        if captured.shapes_agree and len(captured.order) > len(once):
+            raise SympruneError(
+                f"{type(layout.model).__name__} runs the blocks of {layout.prefix} more than once "
+                "in a forward pass; models that loop cannot be pruned."
+            )
     raise SympruneError(
         f"{type(layout.model).__name__} does not pass its hidden states through {layout.prefix} "
         "one block after the other, so it cannot be walked."
     )
 
 
-def _capture_first(layout: Layout, tokens: Tensor) -> Tensor:
-    caught: list[Tensor] = []
+def _capture(layout: Layout, tokens: Tensor, as_tuple: bool) -> _Capture:
+    """Run the model with its blocks passed over, up to its head."""
+    captured = _Capture()
 
-    def stop(*args: Any, **kwargs: Any) -> Any:
-        caught.append(_split(args, kwargs)[0])
+    def stand_in(index: int) -> Callable[..., Any]:
+        def pass_over(*args: Any, **kwargs: Any) -> Any:
+            hidden, rest, kwargs = _split(args, kwargs)
+            captured.order.append(index)
+            captured.hidden.append(hidden)
+            captured.inputs.append((rest, kwargs))
+            if not captured.shapes_agree:
+                raise _Captured
+            return (hidden, None) if as_tuple else hidden
+
+        return pass_over
+
+    def stop(*_: Any, **__: Any) -> Any:
         raise _Captured
 
-    _forward(layout, tokens, stop, [layout.blocks[0]])
-    return caught[0]
+    stand_ins = {block: stand_in(index) for index, block in enumerate(layout.blocks)}
+    head = getattr(layout.model, "get_output_embeddings", lambda: None)()
+    if isinstance(head, nn.Module):
+        stand_ins[head] = stop
+    _forward(layout, tokens, stand_ins)
+    return captured
 
 
-def _forward(
-    layout: Layout, tokens: Tensor, stand_in: Callable[..., Any], blocks: list[nn.Module]
-) -> Any:
-    """Run the model with the forward of `blocks` replaced, until it has captured what it wanted."""
-    for block in blocks:
-        block.forward = stand_in  # type: ignore[method-assign]
+def _forward(layout: Layout, tokens: Tensor, stand_ins: dict[nn.Module, Callable[..., Any]]) -> Any:
+    """Run the model with the forward of some modules replaced, until what was wanted is there."""
+    for module, stand_in in stand_ins.items():
+        module.forward = stand_in  # type: ignore[method-assign]
     try:
         device = layout.model.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
         return layout.model(input_ids=tokens.to(device), use_cache=False)
     except _Captured:
         return None
     finally:
-        for block in blocks:
-            del block.forward
+        for module in stand_ins:
+            del module.forward
 
 
 def _split(
@@ -195,124 +241,3 @@ def _split(
         return args[0], args[1:], kwargs
     rest = dict(kwargs)
     return rest.pop("hidden_states"), (), rest
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if type(value) in (tuple, list):
-        return type(value)(_to(item, device) for item in value)
-    if type(value) is dict:
-        return {key: _to(item, device) for key, item in value.items()}
-    return value
-
-
-class Collector(TorchFunctionMode):
-    """Measures the inputs (and outputs) of a block's matrices as its forward multiplies with them.
-
-    Products are recognised by the weight's address, so plain layers, `Conv1D` and experts' slices
-    are one case. Matrices that are given the same tensor (q/k/v, gate/up) share one object.
-    """
-
-    def __init__(
-        self,
-        matrices: Iterable[Matrix] = (),
-        needs: Needs | None = None,
-        gram_device: str = "auto",
-    ) -> None:
-        super().__init__()
-        self.needs = needs or Needs()
-        self.gram_device = gram_device
-        matrices = list(matrices)
-        self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
-        self.device = next((m.parameter.device for m in matrices), torch.device("cpu"))
-        self.inputs: dict[str, ChannelStats] = {}
-        self.outputs: dict[str, ChannelStats] = {}
-        self._fed: list[tuple[Tensor, ChannelStats]] = []
-
-    def next_sample(self) -> None:
-        self._fed.clear()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        place = _OPERANDS.get(func)
-        if place is not None and len(args) > place[1]:
-            x, weight = args[place[0]], args[place[1]]
-            matrix = self.matrices.get(weight.data_ptr())
-            if matrix is not None:
-                with torch._C.DisableTorchFunction():
-                    self._record(matrix, x, result)
-        return result
-
-    def _record(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
-        collect_in, collect_out = self.needs.inputs, self.needs.outputs
-        if collect_in:
-            stats = self.inputs.get(matrix.name)
-            if stats is None:
-                stats = next((s for tensor, s in self._fed if tensor is x), None)
-                if stats is None:
-                    stats = ChannelStats(x.shape[-1], collect_in, x.device, self.gram_device)
-                self.inputs[matrix.name] = stats
-            if all(s is not stats for _, s in self._fed):
-                stats.add(self._measured(x))
-                self._fed.append((x, stats))
-        if collect_out:
-            if matrix.name not in self.outputs:
-                self.outputs[matrix.name] = ChannelStats(y.shape[-1], collect_out, y.device)
-            self.outputs[matrix.name].add(self._measured(y))
-
-    def _measured(self, x: Tensor) -> Tensor:
-        limit = self.needs.token_limit
-        return x if limit is None else limited(x, limit)
-
-
-# function -> positions of (input, weight) among its arguments
-_OPERANDS: dict[Any, tuple[int, int]] = {
-    F.linear: (0, 1),
-    torch.addmm: (1, 2),
-    torch.matmul: (0, 1),
-    torch.Tensor.matmul: (0, 1),
-    torch.Tensor.__matmul__: (0, 1),
-}
-
-
-def collect(
-    activations: Activations,
-    index: int,
-    block: nn.Module,
-    matrices: list[Matrix],
-    needs: Needs,
-    tick: Tick = lambda _: None,
-    samples: range | None = None,
-    gram_device: str = "auto",
-    advance: bool = False,
-) -> Collector:
-    """Run a block over the samples, measuring what goes into and out of its matrices.
-
-    With advance, its outputs become the hidden states: for a block that will stay as it is.
-    """
-    collector = Collector(matrices, needs, gram_device)
-    for sample in range(len(activations)) if samples is None else samples:
-        collector.next_sample()
-        with collector:
-            output = activations.run(index, block, sample)
-        if advance:
-            activations.replace(sample, output)
-        tick(sample)
-    collector.next_sample()  # lets go of the last one's tensors
-    return collector
-
-
-def distinct_inputs(
-    activations: Activations, index: int, block: nn.Module, matrices: list[Matrix]
-) -> list[int]:
-    """The widths of the inputs a block's matrices are given; a shared input counts once."""
-    inputs = Needs(frozenset({SQUARE}))
-    found = collect(activations, index, block, matrices, inputs, samples=range(1))
-    return [stats.channels for stats in {id(s): s for s in found.inputs.values()}.values()]

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from symprune import walk
+from symprune.collect import collect
 from symprune.errors import SympruneError
 from symprune.fed.payload import check_finite
 from symprune.fed.pruning import memory, messages, noise, secure_sum, vectors
 from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
 from symprune.maskset import MaskSet
-from symprune.models import Layout, Matrix, find_layout
+from symprune.matrices import Matrix
+from symprune.models import Layout, find_layout
 
 Tick = Callable[[str, int, int, int], None]
 """tick(stage, block, samples done, samples)"""
@@ -56,7 +58,7 @@ class Client:
         self.folder = folder
         self.state = memory.load(folder) if folder else memory.State()
         self._masks = MaskSet()
-        self._inputs: list[walk.BlockInputs] | None = None
+        self._walking: walk.Activations | None = None
         self._generator = np.random.default_rng(
             secrets.randbits(128) if noise_seed is None else noise_seed
         )
@@ -171,8 +173,10 @@ class Client:
             return
         samples = len(self.tokens)
         if block == 0:
-            made = walk.embed(self.layout, self.tokens, lambda n: self.tick("embed", 0, n, samples))
-            self.state.hidden, self._inputs = made.hidden, made.inputs
+            self._walking = walk.embed(
+                self.layout, self.tokens, lambda n: self.tick("embed", 0, n, samples)
+            )
+            self.state.hidden = self._walking.hidden
         else:
             self._activations().advance(
                 block - 1,
@@ -181,10 +185,22 @@ class Client:
             )
 
     def _activations(self) -> walk.Activations:
+        """The hidden states in front of the block; a new process finds its way back to them."""
         assert self.state.hidden is not None
-        if self._inputs is None:
-            self._inputs = walk.embed(self.layout, self.tokens[:1]).inputs
-        return walk.Activations(self.state.hidden, self._inputs)
+        if self._walking is None:
+            self._walking = walk.embed(self.layout, self.tokens)
+            if self._walking.arguments.carry_state:
+                self._pass_again(self._walking, self.state.block)
+            else:
+                self._walking.hidden = self.state.hidden
+        return self._walking
+
+    def _pass_again(self, walking: walk.Activations, block: int) -> None:
+        """Through the pruned blocks before `block`, which left something for later ones."""
+        self.masks.apply(self.layout.model)
+        for passed in range(block):
+            walking.advance(passed, self.layout.blocks[passed])
+        self.state.hidden = walking.hidden
 
     def _collect(
         self, block: int, found: list[Matrix], parts: list[vectors.Part], fields: dict[str, Tensor]
@@ -193,7 +209,7 @@ class Client:
         if not parts:
             return vectors.empty(parts)
         if not settings.noise:
-            measured = walk.collect(
+            measured = collect(
                 self._activations(),
                 block,
                 self.layout.blocks[block],
@@ -213,9 +229,8 @@ class Client:
         settings, samples = self._settings, len(self.tokens)
         activations, total = self._activations(), vectors.empty(parts)
         for sample in range(samples):
-            one = walk.Activations(activations.hidden[sample : sample + 1], activations.inputs)
-            measured = walk.collect(
-                one,
+            measured = collect(
+                activations.only(range(sample, sample + 1)),
                 block,
                 self.layout.blocks[block],
                 found,

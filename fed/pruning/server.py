@@ -16,12 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from symprune import decide, engine, walk
+from symprune.arguments import Arguments
+from symprune.collect import Collector, collect
 from symprune.errors import SympruneError
 from symprune.fed.pruning import messages, noise, secure_sum, vectors
 from symprune.fed.pruning.client import digest
 from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
 from symprune.fed.pruning.noise import Privacy
-from symprune.models import Matrix, find_layout
+from symprune.matrices import Matrix
+from symprune.models import find_layout
 from symprune.recipe import Recipe
 from symprune.stats import GRAM
 
@@ -76,7 +79,8 @@ class Server:
             self.settings = Settings(0, clients, self.needs, secure, multiplier, privacy.clip)
         probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
-        self._public = walk.Activations(torch.empty(0), [])
+        self._public = walk.Activations(torch.empty(0), Arguments([], 0))
+        self._probed = Collector()
         if self.needs:
             with walk.ready(model):
                 self._public = walk.embed(self.layout, probe)
@@ -137,12 +141,12 @@ class Server:
     def _prepare(self, block: int, found: list[Matrix]) -> None:
         """Which matrices share an input, and what public text measures in this block."""
         inputs: dict[str, vectors.ChannelStats] = {}
-        measured = walk.Collector()
+        measured = Collector()
         if self.needs:
             with walk.ready(self.layout.model):
                 if block:
                     self._public.advance(block - 1, self.layout.blocks[block - 1])
-                measured = walk.collect(
+                measured = collect(
                     self._public,
                     block,
                     self.layout.blocks[block],
@@ -150,6 +154,7 @@ class Server:
                     self.needs,
                 )
             inputs = measured.inputs
+        self._probed = measured
         self._ask = {"groups": vectors.sharing(found, inputs)}
         self._parts = vectors.layout(found, self._ask["groups"], self.needs)
         if self.settings.noise:
@@ -179,8 +184,9 @@ class Server:
         total = self._secure_total(got) if self.secure else self._plain_total(got)
         if self.settings.noise:
             total = self._estimated(total)
-        measured = walk.Collector()
+        measured = Collector()
         measured.inputs, measured.outputs = vectors.unpack(self._parts, total)
+        measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
         plan = engine.Plan(self.report.recipe, self.needs)
         with torch.no_grad():
             found = self.layout.matrices(block)

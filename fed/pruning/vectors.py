@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.models import Matrix
+from symprune.matrices import Matrix
 from symprune.stats import ChannelStats, Needs, two_sum
 
 

@@ -9,7 +9,7 @@ import families
 import pytest
 import torch
 
-from symprune import Recipe, allocate, prune, walk
+from symprune import Recipe, allocate, engine, prune
 from symprune.allocate import Layer
 from symprune.errors import SympruneError
 from symprune.models import find_layout
@@ -73,13 +73,13 @@ def test_a_model_loses_exactly_what_equal_shares_take(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
     """What was collected, a pass over a block each."""
     asked: list[Needs] = []
-    collect = walk.collect
+    collect = engine.collect
 
     def watched(*arguments: Any, **named: Any) -> Any:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    monkeypatch.setattr(walk, "collect", watched)
+    monkeypatch.setattr(engine, "collect", watched)
     return asked
 
 

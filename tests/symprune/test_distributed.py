@@ -13,7 +13,8 @@ import families
 import pytest
 import torch
 
-from symprune import Recipe, distributed, run, walk
+from symprune import Recipe, distributed, run
+from symprune.collect import Collector
 from symprune.errors import SympruneError
 from symprune.stats import SQUARE, ChannelStats
 
@@ -122,6 +123,6 @@ def test_the_order_of_the_sum_does_not_show_in_the_norms() -> None:
 
 
 def test_one_process_reduces_to_itself() -> None:
-    collector = walk.Collector()
+    collector = Collector()
     distributed.reduce(collector)
     assert distributed.size() == 1 and distributed.rank() == 0 and distributed.is_first()

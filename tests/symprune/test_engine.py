@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import symprune
 from symprune import engine, memory, walk
+from symprune.collect import collect
 from symprune.errors import SympruneError
 from symprune.models import find_layout
 from symprune.recipe import Recipe
@@ -104,7 +105,7 @@ def test_shared_inputs_are_measured_once() -> None:
     with walk.ready(model):
         activations = walk.embed(layout, families.tokens())
         found = layout.matrices(0)
-        measured = walk.collect(activations, 0, layout.blocks[0], found, Needs(frozenset({SQUARE})))
+        measured = collect(activations, 0, layout.blocks[0], found, Needs(frozenset({SQUARE})))
     by_leaf = {name.split(".")[-2]: stats for name, stats in measured.inputs.items()}
     assert by_leaf["q_proj"] is by_leaf["k_proj"] is by_leaf["v_proj"]
     assert by_leaf["gate_proj"] is by_leaf["up_proj"]
@@ -124,8 +125,7 @@ def test_a_token_limit_bounds_what_is_measured_of_inputs_and_outputs() -> None:
         block, found = layout.blocks[0], layout.matrices(0)
         down = next(matrix.name for matrix in found if "down_proj" in matrix.name)
         free, bounded = (
-            walk.collect(activations, 0, block, found, Needs(both, both, limit))
-            for limit in (None, 1.0)
+            collect(activations, 0, block, found, Needs(both, both, limit)) for limit in (None, 1.0)
         )
     for side in ("inputs", "outputs"):
         whole, part = (getattr(c, side)[down].norm.norm() for c in (free, bounded))
