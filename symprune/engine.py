@@ -78,14 +78,14 @@ def prune(
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
-    layout = find_layout(model)
+    layout = find_layout(model) if blocks is None else blocks.layout
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)
     if base is not None:
         _check_can_start_from_masks(recipe)
     tokens, held_out, notes = _tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes)
-    report.parameters = sum(parameter.numel() for parameter in model.parameters())
+    report.parameters = layout.weights
     plan = Plan(recipe, needs, report_error, base, gram_device)
     with walk.ready(model):
         tokens = distributed.share(tokens)

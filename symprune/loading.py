@@ -36,6 +36,7 @@ def skeleton(config: Any, dtype: torch.dtype) -> Any:
 
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()  # parameters that are one come out of the context as two
     return model.eval().requires_grad_(False)
 
 
@@ -87,16 +88,17 @@ class Names:
                 self.sources.setdefault(name, []).append((key, pattern))
         model._weight_conversions = [rule for rule in rules if rule.was_used()]
 
-    def share(self, parameters: Iterable[str]) -> None:
-        """Parameters that several blocks have in common are in the checkpoint once: each of them is
-        made of the same tensors."""
-        by_identity: dict[int, list[str]] = {}
-        for name in sorted(parameters):
-            by_identity.setdefault(id(self.model.get_parameter(name)), []).append(name)
-        for names in by_identity.values():
+    def share(self, prefix: str) -> None:
+        """Parameters under `prefix` that are one and the same stand in the checkpoint once: each of
+        them is made of the same tensors."""
+        same: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if name.startswith(prefix):
+                same.setdefault(id(parameter), []).append(name)
+        for names in same.values():
             known = next((name for name in names if name in self.sources), None)
-            for name in names if known is not None else ():
-                self.sources.setdefault(name, self.sources[known])
+            if known is not None:
+                self.sources |= {n: self.sources[known] for n in names if n not in self.sources}
 
     def keys_of(self, parameters: Iterable[str]) -> list[str]:
         """The checkpoint's tensors behind some parameters."""

@@ -22,7 +22,8 @@ class Layout:
 
     shared are the parameters that several blocks have in common: what one block's statistics say
     about them is not what another's do, so they are not pruned. others are module lists of the
-    same part of the model with prunable weights of their own, which are not pruned either.
+    same part of the model with prunable weights of their own, which are not pruned either. weights
+    counts those of the whole model.
     """
 
     model: nn.Module
@@ -30,6 +31,7 @@ class Layout:
     blocks: nn.ModuleList
     shared: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
+    weights: int = 0
 
     def matrices(self, index: int) -> list[Matrix]:
         found = matrices(self.blocks[index], f"{self.prefix}.{index}")
@@ -73,7 +75,8 @@ def find_layout(model: nn.Module) -> Layout:
     assert isinstance(blocks, nn.ModuleList)
     prefix = f"{root}{best}"
     others = tuple(f"{root}{path}" for path, size in sizes.items() if size and path != best)
-    return Layout(model, prefix, blocks, _shared(prefix, blocks), others)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return Layout(model, prefix, blocks, _shared(prefix, blocks), others, weights)
 
 
 def _text_part(model: nn.Module) -> tuple[str, nn.Module]:

@@ -45,7 +45,7 @@ class StreamedModel:
         self.model = loading.skeleton(config, self.dtype)
         self.layout = find_layout(self.model)
         self.names = loading.Names(self.model, source, self.dtype)
-        self.names.share(self.layout.shared)
+        self.names.share(f"{self.layout.prefix}.")
         prefix = f"{self.layout.prefix}."
         self._around: list[str] = []
         self._of_block: list[list[str]] = [[] for _ in self.layout.blocks]

@@ -71,7 +71,7 @@ class Server:
         self.privacy = privacy
         self.digest = digest(model)
         self.report = engine.Report(recipe, 0)
-        self.report.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.report.parameters = self.layout.weights
         self.members: dict[int, Known | None] = dict.fromkeys(range(clients))
         self.settings = Settings(0, clients, self.needs, secure)
         if privacy is not None and self.needs:

@@ -99,11 +99,9 @@ def _experts(name: str, add: Callable[[str, Tensor], None]) -> Callable[..., Non
             elif type(module).__name__ == "DbrxExperts":
                 add(f"{name}.mlp.w1.{expert}", x)
                 add(f"{name}.mlp.v1.{expert}", x)
-                glu = module.mlp
-                w1, v1 = (
-                    w.view(module.num_experts, -1, x.shape[1])[expert] for w in (glu.w1, glu.v1)
-                )
-                add(f"{name}.mlp.w2.{expert}", glu.activation_fn(x @ w1.T) * (x @ v1.T))
+                glu, shape = module.mlp, (module.num_experts, -1, x.shape[1])
+                gate, up = x @ glu.w1.view(shape)[expert].T, x @ glu.v1.view(shape)[expert].T
+                add(f"{name}.mlp.w2.{expert}", glu.activation_fn(gate) * up)
             else:
                 first = "gate_up_proj" if hasattr(module, "gate_up_proj") else "up_proj"
                 add(f"{name}.{first}.{expert}", x)

@@ -92,6 +92,24 @@ def test_it_goes_on_after_any_block(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("family", ["gemma4", "zamba2"])
+def test_it_goes_on_where_blocks_are_given_more_than_hidden_states(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 4's later layers read what earlier ones left; Zamba 2's read the embedded tokens."""
+    dense = tmp_path / "dense"
+    families.model(family).to(torch.bfloat16).save_pretrained(dense)
+    families.tokenizer().save_pretrained(dense)
+    run.prune(job(dense, tmp_path / "whole"))
+    monkeypatch.setattr(resume.HiddenStates, "due", lambda _: True)
+    with monkeypatch.context() as patch:
+        die_after(2, patch)
+        with pytest.raises(Killed):
+            run.prune(job(dense, tmp_path / "out"))
+    run.prune(job(dense, tmp_path / "out"))
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
 def test_finished_blocks_are_not_pruned_again(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
