@@ -57,6 +57,25 @@ def test_experts_and_every_way_to_store_a_weight_give_central_masks(family: str)
     assert same(model, central(recipe, tokens(), family))
 
 
+@pytest.mark.parametrize("family", ["gemma4", "deepseek-v4", "llama4", "longcat", "mamba"])
+def test_clients_that_forget_between_messages_give_central_masks(
+    family: str, tmp_path: Path
+) -> None:
+    """Whatever passes between the blocks besides the hidden states."""
+    recipe = Recipe(method="wanda")
+    model = families.model(family)
+    server = Server(model, recipe, len(shares()))
+
+    def send(outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {
+            n: Client(families.model(family), shares()[n], folder=tmp_path / str(n))(data)
+            for n, data in outgoing.items()
+        }
+
+    pruning.run(server, send)
+    assert same(model, central(recipe, tokens(), family))
+
+
 def test_half_precision_models_give_central_masks() -> None:
     one, other = families.model().bfloat16(), families.model().bfloat16()
     engine.prune(one, tokens(), Recipe())
