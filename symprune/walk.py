@@ -174,12 +174,17 @@ def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockIn
     """The hidden state in front of the first block, every block's other arguments, and whether
     the model takes tuples from its blocks.
 
-    Most models take a block's output as it is, some index the tuple it returns: where indexing a
-    tensor has eaten a dimension, the pass is repeated with tuples.
+    Most models take a block's output as it is, some index or unpack the tuple it returns: where
+    that has eaten a dimension of a tensor, or failed, the pass is repeated with tuples.
     """
     once = list(range(len(layout.blocks)))
     for as_tuple in (False, True):
-        captured = _capture(layout, tokens, as_tuple)
+        try:
+            captured = _capture(layout, tokens, as_tuple)
+        except ValueError as error:
+            if "to unpack" not in str(error):
+                raise
+            continue
         if captured.order == once and captured.shapes_agree:
             return captured.hidden[0], captured.inputs, as_tuple
         if captured.shapes_agree and len(captured.order) > len(once):
