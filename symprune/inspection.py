@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from symprune import hub
 from symprune.errors import SympruneError
 from symprune.masks import count_true, find_pattern
 from symprune.models import ROUTER_NAMES, find_layout
 from symprune.pack import open_shards
+from symprune.support import auto_class
 
 IN_A_BLOCK = re.compile(r"\.\d+\.")
 
@@ -69,11 +71,11 @@ def _is_router(name: str) -> bool:
 
 def _transposed_names(folder: Path) -> set[str]:
     """Parameters stored `[in, out]`, found on a model without weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    config = hub.load_config(hub.resolve(str(folder)))
+    made_by = auto_class(config)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            model = made_by.from_config(config)
     except Exception as error:
         raise SympruneError(f"{folder} has a config.json no model is made from: {error}") from error
     return {m.parameter_name for m in find_layout(model).all_matrices() if m.transposed}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
+from symprune.support import auto_class
 
 NEEDED = "transformers>=5.6"
 """The first release whose source has all that is used here; constraints.txt has the one tested."""
@@ -30,12 +31,11 @@ class Tensors(Protocol):
 
 
 def skeleton(config: Any, dtype: torch.dtype) -> Any:
-    """A causal LM without weights: parameters are on the meta device, buffers are real."""
+    """A model without weights: parameters are on the meta device, buffers are real."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: Any = auto_class(config).from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 

@@ -100,9 +100,9 @@ def prune(
     device = distributed.start(hub.pick_device(job.device))
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
+    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
-    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     data: Any = tokenizer
     watched: Tensor | None = None
     needs = decide.needs(job.recipe, job.report_error)

@@ -131,9 +131,10 @@ def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInpu
     the model takes tuples from its blocks.
 
     The blocks are passed over, not run. Most models take a block's output as it is, some index the
-    tuple it returns: where indexing a tensor has eaten a dimension, the pass is repeated with
-    tuples.
+    tuple it returns or unpack it: where indexing a tensor has eaten a dimension, or unpacking it
+    has failed, the pass is repeated with tuples.
     """
+    failed: ValueError | None = None
     for as_tuple in (False, True):
         seen: list[Tensor] = []
         inputs: list[BlockInputs] = []
@@ -152,13 +153,17 @@ def _capture_all(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInpu
                 raise _Captured
             return (hidden, None) if as_tuple else hidden
 
-        _forward(layout, tokens, passed_over, list(layout.blocks))
+        try:
+            _forward(layout, tokens, passed_over, list(layout.blocks))
+        except ValueError as error:
+            failed = error
+            continue
         if len(seen) == len(layout.blocks) and seen[-1].shape == seen[0].shape:
             return seen[0], inputs, as_tuple
     raise SympruneError(
         f"{type(layout.model).__name__} does not pass its hidden states through {layout.prefix} "
         "one block after the other, so it cannot be walked."
-    )
+    ) from failed
 
 
 def _capture_first(layout: Layout, tokens: Tensor) -> Tensor:

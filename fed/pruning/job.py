@@ -96,9 +96,9 @@ def prune(
     checkpoint.check_output(job.folder, job.force)
     origin = hub.resolve(job.model)
     device = hub.pick_device(job.device)
+    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
-    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Drawing calibration text for {len(job.names)} clients")
     clients = job.tokens(tokenizer, seqlen)
     reference = None
