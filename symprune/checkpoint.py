@@ -130,6 +130,8 @@ def write_around(
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for path in source.glob("*.py") if "auto_map" in config else ():
+        shutil.copyfile(path, folder / path.name)
     generation = source / "generation_config.json"
     if generation.is_file():
         shutil.copyfile(generation, folder / generation.name)

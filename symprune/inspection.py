@@ -35,11 +35,11 @@ class MatrixFacts:
         return self.zeros / self.size
 
 
-def inspect_folder(folder: Path) -> list[MatrixFacts]:
+def inspect_folder(folder: Path, trust_remote_code: bool = False) -> list[MatrixFacts]:
     """Facts about every prunable matrix in a checkpoint's safetensors files, in order of name."""
     if not (folder / "config.json").is_file():
         raise SympruneError(f"The folder {folder} is not a model: it has no config.json.")
-    transposed = _transposed_names(folder)
+    transposed = _transposed_names(folder, trust_remote_code)
     facts = [
         _facts(name, tensor, name in transposed)
         for name, tensor in _tensors(folder)
@@ -69,13 +69,14 @@ def _is_router(name: str) -> bool:
     return name.removesuffix(".weight").rpartition(".")[2] in ROUTER_NAMES
 
 
-def _transposed_names(folder: Path) -> set[str]:
+def _transposed_names(folder: Path, trust_remote_code: bool) -> set[str]:
     """Parameters stored `[in, out]`, found on a model without weights."""
-    config = hub.load_config(hub.resolve(str(folder)))
-    made_by = auto_class(config)
+    access = hub.Access(trust_remote_code=trust_remote_code)
+    config = hub.load_config(hub.resolve(str(folder), access))
+    made_by = auto_class(config, trust_remote_code)
     try:
         with torch.device("meta"):
-            model = made_by.from_config(config)
+            model = made_by.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise SympruneError(f"{folder} has a config.json no model is made from: {error}") from error
     return {m.parameter_name for m in find_layout(model).all_matrices() if m.transposed}

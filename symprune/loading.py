@@ -30,12 +30,14 @@ class Tensors(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
-def skeleton(config: Any, dtype: torch.dtype) -> Any:
+def skeleton(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """A model without weights: parameters are on the meta device, buffers are real."""
     from accelerate import init_empty_weights
 
+    made_by = auto_class(config, trust_remote_code)
+    options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     with init_empty_weights(include_buffers=False):
-        model: Any = auto_class(config).from_config(config, dtype=dtype)
+        model: Any = made_by.from_config(config, **options)
     return model.eval().requires_grad_(False)
 
 
