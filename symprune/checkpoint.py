@@ -28,6 +28,12 @@ from symprune.maskset import FILE_NAME, MaskSet
 RECORD = "symprune.json"
 PASSING = ("seconds", "peak_memory_bytes")
 """What is different in every run. It is shown and logged, not kept: equal runs make equal files."""
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+"""What says how a vision-language model is given its pictures."""
 HEADROOM = 64 * 2**20
 
 
@@ -124,11 +130,15 @@ def write_around(
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for path in source.glob("*.py") if "auto_map" in config else ():
+        shutil.copyfile(path, folder / path.name)
     generation = source / "generation_config.json"
     if generation.is_file():
         shutil.copyfile(generation, folder / generation.name)
     elif model.can_generate():
         model.generation_config.save_pretrained(folder)
+    for path in filter(Path.is_file, (source / name for name in PROCESSOR_FILES)):
+        shutil.copyfile(path, folder / path.name)
     if tokenizer is not None:
         there = [source / name for name in _tokenizer_files(tokenizer)]
         for path in filter(Path.is_file, there):

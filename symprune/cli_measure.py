@@ -12,10 +12,13 @@ from rich.table import Table
 from symprune import console
 from symprune import options as o
 from symprune.errors import SympruneError
+from symprune.option_groups import Loading, expand
 
 
+@expand
 def evaluate(
     model: o.Model,
+    *,
     data: Annotated[
         str | None,
         typer.Option(help="wikitext2, builtin, c4 or a text file. [dim]\\[wikitext2][/dim]"),
@@ -40,6 +43,7 @@ def evaluate(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     json_file: o.JsonFile = None,
+    loading: Loading,
 ) -> None:
     """Measure a model: perplexity as the papers do, or zero-shot tasks.
 
@@ -60,7 +64,7 @@ def evaluate(
         zeroshot.check_tasks(names, task_data)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
-            loaded, tokenizer = hub.load(model, dtype, device)
+            loaded, tokenizer = hub.load(model, dtype, device, loading.access())
         result = zeroshot.evaluate(
             loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
         )
@@ -73,7 +77,7 @@ def evaluate(
         with console.display() as shown:
             measured = run.evaluate(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
-                shown.tell, shown.watch_eval,
+                shown.tell, shown.watch_eval, loading.access(),
             )  # fmt: skip
         table = Table("model", "data", "windows", "seqlen", "perplexity")
         table.add_row(
@@ -89,6 +93,7 @@ def evaluate(
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
     json_file: o.JsonFile = None,
+    trust_remote_code: o.TrustRemoteCode = False,
 ) -> None:
     """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
     from symprune.checkpoint import read_record
@@ -98,7 +103,7 @@ def inspect(
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
     console.prepare_libraries()
-    facts = inspect_folder(folder)
+    facts = inspect_folder(folder, trust_remote_code)
     table = Table("matrix", "shape", "zeros", "sparsity", "pattern")
     for fact in facts:
         shape = " x ".join(str(n) for n in fact.shape)

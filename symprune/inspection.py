@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from symprune import hub
 from symprune.errors import SympruneError
+from symprune.loading import Names, skeleton
 from symprune.masks import count_true, find_pattern
 from symprune.models import find_layout
 from symprune.pack import open_shards
@@ -30,14 +32,14 @@ class MatrixFacts:
         return self.zeros / self.size
 
 
-def inspect_folder(folder: Path) -> list[MatrixFacts]:
+def inspect_folder(folder: Path, trust_remote_code: bool = False) -> list[MatrixFacts]:
     """Facts about every prunable matrix in a checkpoint's safetensors files, in order of name."""
     if not (folder / "config.json").is_file():
         raise SympruneError(f"The folder {folder} is not a model: it has no config.json.")
     shards = open_shards(folder)
     if not shards.entries:
         raise SympruneError(f"{folder} holds no safetensors file with decoder blocks.")
-    transposed = _prunable(folder, shards)
+    transposed = _prunable(folder, shards, trust_remote_code)
     facts = [_facts(name, shards.read(name), transposed[name]) for name in transposed]
     if not facts:
         raise SympruneError(f"{folder} holds no safetensors file with decoder blocks.")
@@ -54,14 +56,13 @@ def _facts(name: str, tensor: Tensor, transposed: bool) -> MatrixFacts:
     return MatrixFacts(name, tuple(tensor.shape), zeros, keep.numel(), pattern)
 
 
-def _prunable(folder: Path, shards: Shards) -> dict[str, bool]:
+def _prunable(folder: Path, shards: Shards, trust_remote_code: bool) -> dict[str, bool]:
     """The tensors that make prunable matrices, and whether they are stored `[in, out]`: found on a
     model without weights."""
-    from symprune import hub
-    from symprune.loading import Names, skeleton
-
+    access = hub.Access(trust_remote_code=trust_remote_code)
+    config = hub.load_config(hub.resolve(str(folder), access))
     try:
-        model = skeleton(hub.load_config(hub.resolve(str(folder))), torch.float32)
+        model = skeleton(config, torch.float32, trust_remote_code)
     except SympruneError:
         raise
     except Exception as error:

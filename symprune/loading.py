@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
+from symprune.support import auto_class
 
 NEEDED = "transformers>=5.6"
 """The first release whose source has all that is used here; constraints.txt has the one tested."""
@@ -29,13 +30,14 @@ class Tensors(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
-def skeleton(config: Any, dtype: torch.dtype) -> Any:
-    """A causal LM without weights: parameters are on the meta device, buffers are real."""
+def skeleton(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+    """A model without weights: parameters are on the meta device, buffers are real."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
+    made_by = auto_class(config, trust_remote_code)
+    options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: Any = made_by.from_config(config, **options)
     model.tie_weights()  # parameters that are one come out of the context as two
     return model.eval().requires_grad_(False)
 

@@ -71,6 +71,21 @@ class Refining:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """How the model is fetched from the hub."""
+
+    revision: o.Revision = None
+    token: o.Token = None
+    trust_remote_code: o.TrustRemoteCode = False
+
+    def access(self) -> Any:
+        """As `hub.resolve` takes it."""
+        from symprune.hub import Access
+
+        return Access(self.revision, self.token, self.trust_remote_code)
+
+
+@dataclass(frozen=True)
 class Running:
     """Where and how a run goes, and what it measures and leaves behind."""
 

@@ -21,6 +21,29 @@ Model = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
+HUB = "Hub"
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        help="Branch, tag or commit of a model on the hub. [dim]\\[main][/dim]",
+        rich_help_panel=HUB,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        help="Token for gated or private models, if you are not logged in; it is kept nowhere.",
+        rich_help_panel=HUB,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python code that comes with a model.",
+        rich_help_panel=HUB,
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Folder to write. [dim]\\[default: MODEL-METHOD-50][/dim]"),

@@ -94,15 +94,18 @@ def unpack(
     return {"before": checkpoint.folder_size(folder), "after": checkpoint.folder_size(output)}
 
 
-def load(folder: str | Path, dtype: str = "auto", device: str = "cpu") -> Any:
+def load(
+    folder: str | Path, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+) -> Any:
     """The causal LM in a folder, packed or not, in memory; nothing is written to disk."""
     from symprune import hub
     from symprune.stream import StreamedModel
 
     hub.check_dtype(dtype)
-    where, origin = Path(folder), hub.resolve(str(folder))
-    source = open_shards(where)
-    streamed = StreamedModel(source, hub.load_config(origin), dtype, hub.pick_device(device))
+    access = hub.Access(trust_remote_code=trust_remote_code)
+    where, origin = Path(folder), hub.resolve(str(folder), access)
+    source, config = open_shards(where), hub.load_config(origin)
+    streamed = StreamedModel(source, config, dtype, hub.pick_device(device), trust_remote_code)
     return streamed.load_all()
 
 

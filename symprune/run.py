@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Job:
     offload: Path | None = None
     log: Path | None = None
     gram_device: str = "auto"
+    access: hub.Access = field(default_factory=hub.Access)
 
     @property
     def folder(self) -> Path:
@@ -95,14 +96,16 @@ def prune(
     """
     checkpoint.check_output(job.folder, job.force)
     hub.check_dtype(job.dtype)
-    origin = hub.resolve(job.model)
+    origin = hub.resolve(job.model, job.access)
     memory.return_large_blocks()
     device = distributed.start(hub.pick_device(job.device))
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
+    config = hub.load_config(origin)
+    version = hub.version_of(origin)
+    seqlen, notes = engine.cap_seqlen(config, job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
-    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     data: Any = tokenizer
     watched: Tensor | None = None
     needs = decide.needs(job.recipe, job.report_error)
@@ -115,7 +118,7 @@ def prune(
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.force, job.restart, owner) as work:
-        facts = _facts(job, origin, data, base, device)
+        facts = _facts(job, origin, version, data, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
@@ -136,6 +139,7 @@ def prune(
         record = {
             "model": job.model,
             "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
+            "revision": version,
             "description": job.recipe.describe(),
             **report.to_dict(),
             "dtype": str(opened.streamed.dtype).removeprefix("torch."),
@@ -176,15 +180,21 @@ def _open(job: Job, origin: hub.Origin, device: torch.device, work: Path, tell: 
             hub.load_model(origin, job.dtype).save_pretrained(new)
             new.rename(folder)
     shards = open_shards(folder)
-    config = hub.load_config(hub.Origin(job.model, str(folder)))
-    streamed = StreamedModel(shards, config, job.dtype, device)
+    config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
+    trusted = job.access.trust_remote_code
+    streamed = StreamedModel(shards, config, job.dtype, device, trusted)
     if job.device_map is not None:
         streamed.place(place(streamed, job.device_map))
     return _Opened(folder, shards, streamed)
 
 
 def _facts(
-    job: Job, origin: hub.Origin, data: Any, base: MaskSet | None, device: torch.device
+    job: Job,
+    origin: hub.Origin,
+    version: str | None,
+    data: Any,
+    base: MaskSet | None,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Everything the output depends on."""
     folder = hub.local_folder(origin)
@@ -196,6 +206,8 @@ def _facts(
             files[path.name] = f"{about.st_size} bytes, changed {about.st_mtime_ns}"
     return {
         "model": files or str(origin),
+        "revision": version,
+        "trust_remote_code": job.access.trust_remote_code,
         "recipe": job.recipe.to_dict(),
         "calibration tokens": resume.digest(data) if isinstance(data, Tensor) else None,
         "masks": resume.digest(*(base.bits(name) for name in base)) if base else None,
@@ -277,11 +289,13 @@ def evaluate(
     device: str = "auto",
     tell: Tell = lambda _: None,
     tick: Tick = lambda *_: None,
+    access: hub.Access | None = None,
 ) -> dict[str, Any]:
     """Perplexity of a saved model on a held-out text, as a record. It stays on disk if it can."""
-    origin = hub.resolve(model_name)
+    origin = hub.resolve(model_name, access)
     where = hub.pick_device(device)
-    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), seqlen)
+    config = hub.load_config(origin)
+    seqlen, notes = engine.cap_seqlen(config, seqlen)
     tokenizer = hub.load_tokenizer(origin)
     ids = calibration.encode(tokenizer, calibration.text(data, "test"))
     folder = hub.local_folder(origin)
@@ -292,8 +306,10 @@ def evaluate(
         result = perplexity(model, ids, seqlen, max_windows, tick)
     else:
         hub.check_dtype(dtype)
-        streamed = StreamedModel(open_shards(folder), hub.load_config(origin), dtype, where)
+        trusted = origin.access.trust_remote_code
+        streamed = StreamedModel(open_shards(folder), config, dtype, where, trusted)
         at_once = measure.windows_at_once(streamed, seqlen, 1)
         tell(f"Perplexity on {data}")
         result = measure.perplexity(streamed, ids, seqlen, max_windows, tick, at_once=at_once)
-    return {"model": model_name, "data": data, **result.to_dict(), "notes": notes}
+    found = {"model": model_name, "revision": hub.version_of(origin), "data": data}
+    return {**found, **result.to_dict(), "notes": notes}

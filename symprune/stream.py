@@ -36,13 +36,14 @@ class StreamedModel:
         config: Any,
         dtype: str = "auto",
         device: torch.device | str = "cpu",
+        trust_remote_code: bool = False,
     ) -> None:
         if getattr(config, "quantization_config", None):
             raise SympruneError("The model is quantised; a model in 16 or 32 bits can be pruned.")
         self.source = source
         self.dtype = _dtype(dtype, config, source)
         self.device = torch.device(device)
-        self.model = loading.skeleton(config, self.dtype)
+        self.model = loading.skeleton(config, self.dtype, trust_remote_code)
         self.layout = find_layout(self.model)
         self.names = loading.Names(self.model, source, self.dtype)
         self.names.share(f"{self.layout.prefix}.")

@@ -178,12 +178,12 @@ def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockIn
     that has eaten a dimension of a tensor, or failed, the pass is repeated with tuples.
     """
     once = list(range(len(layout.blocks)))
+    failed: ValueError | None = None
     for as_tuple in (False, True):
         try:
             captured = _capture(layout, tokens, as_tuple)
         except ValueError as error:
-            if "to unpack" not in str(error):
-                raise
+            failed = error
             continue
         if captured.order == once and captured.shapes_agree:
             return captured.hidden[0], captured.inputs, as_tuple
@@ -195,7 +195,7 @@ def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockIn
     raise SympruneError(
         f"{type(layout.model).__name__} does not pass its hidden states through {layout.prefix} "
         "one block after the other, so it cannot be walked."
-    )
+    ) from failed
 
 
 def _capture(layout: Layout, tokens: Tensor, as_tuple: bool) -> _Capture:

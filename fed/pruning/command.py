@@ -14,7 +14,7 @@ from symprune import options as o
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.fed.pruning.noise import Privacy
-from symprune.option_groups import Choosing, Refining, expand
+from symprune.option_groups import Choosing, Loading, Refining, expand
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
@@ -101,6 +101,7 @@ def prune(
     ] = None,
     eval_windows: o.EvalWindows = None,
     json_file: o.JsonFile = None,
+    loading: Loading,
     deploy: Annotated[
         Path | None,
         typer.Option(
@@ -147,6 +148,7 @@ def prune(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
+        loading.access(),
     )  # fmt: skip
     if deploy is None:
         _do(job, json_file)

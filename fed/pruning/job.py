@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Job:
     eval_data: tuple[str, ...] = ()
     eval_windows: int | None = None
     force: bool = False
+    access: hub.Access = field(default_factory=hub.Access)
 
     def __post_init__(self) -> None:
         if bool(self.texts) == (self.clients is not None):
@@ -94,11 +95,11 @@ def prune(
 ) -> dict[str, Any]:
     """Do the job and return its record; without times it is the output's `symprune.json`."""
     checkpoint.check_output(job.folder, job.force)
-    origin = hub.resolve(job.model)
+    origin = hub.resolve(job.model, job.access)
     device = hub.pick_device(job.device)
+    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
-    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Drawing calibration text for {len(job.names)} clients")
     clients = job.tokens(tokenizer, seqlen)
     reference = None
@@ -133,6 +134,7 @@ def prune(
     record = {
         "model": job.model,
         "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
+        "revision": hub.version_of(origin),
         "description": f"{job.recipe.describe()}, {len(clients)} clients",
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **result.to_dict(),

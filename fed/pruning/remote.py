@@ -3,7 +3,7 @@
 A client may be a new process for every message, so it reads the model each time and keeps its state
 in its folder. What it calibrates on, how much of it and what protection it insists on are the
 owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon`, `delta`, `clip`,
-`secure`); the server decides none of them.
+`secure`, `revision`, `trust_remote_code`); the server decides none of them.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Task:
     secure: bool = False
     privacy: Privacy | None = None
     reference: str = "builtin"
+    revision: str | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_recipe(self.recipe)
@@ -75,13 +77,23 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     for option in (name for name, given in elsewhere.items() if given):
         sentence = "the model is left in server/model of its folder, as it is and not measured"
         raise SympruneError(f"--{option} does not go with --deploy: {sentence}.")
-    origin = hub.resolve(job.model)
+    if job.access.token is not None:
+        raise SympruneError(
+            "--token does not go with --deploy, which writes settings down: log in on every "
+            "machine with `hf auth login` instead."
+        )
+    origin = hub.resolve(job.model, job.access)
     seqlen, _ = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     recipe = job.recipe.with_changes(seqlen=seqlen)
     model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
-    task = Task(model, recipe, len(job.texts), job.secure, job.privacy, job.reference)
+    version, trusted = job.access.revision, job.access.trust_remote_code
+    task = Task(
+        model, recipe, len(job.texts), job.secure, job.privacy, job.reference, version, trusted
+    )
     shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
-    shared["secure"] = job.secure
+    shared |= {"secure": job.secure, "trust_remote_code": trusted}
+    if version is not None:
+        shared["revision"] = version
     if job.privacy is not None:
         shared |= asdict(job.privacy)
     return task, tuple(
@@ -100,7 +112,8 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     check(task.clients == transport.clients, f"The task is for {task.clients} clients.")
     output = folder / MODEL
     checkpoint.check_output(output, force=False)
-    model, tokenizer = hub.load(task.model, device="cpu")
+    access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
+    model, tokenizer = hub.load(task.model, device="cpu", access=access)
     reference = None
     if task.privacy is not None:
         length, seed = task.recipe.seqlen, task.recipe.text_seed
@@ -141,6 +154,8 @@ class Settings:
     epsilon: float | None = None
     delta: float = 1e-5
     clip: float = 0.5
+    revision: str | None = None
+    trust_remote_code: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -154,7 +169,8 @@ class Settings:
         return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
 
     def loaded(self) -> tuple[nn.Module, Tensor]:
-        model, tokenizer = hub.load(self.model, device="cpu")
+        access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
+        model, tokenizer = hub.load(self.model, device="cpu", access=access)
         tokens = calibration.calibration_tokens(
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed
         )

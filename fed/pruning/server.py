@@ -27,6 +27,7 @@ from symprune.matrices import Matrix
 from symprune.models import find_layout
 from symprune.recipe import Recipe
 from symprune.stats import GRAM
+from symprune.support import check_supported
 
 Numbered = dict[int, bytes]
 PROBE_TOKENS = 8
@@ -65,6 +66,7 @@ class Server:
             raise SympruneError(f"Federated pruning needs at least {least}.")
         if privacy is not None and reference is None:
             raise SympruneError("Privacy needs public reference tokens to measure against.")
+        check_supported(getattr(model, "config", None))
         self.layout = find_layout(model)
         engine.check_pattern(self.layout, recipe)
         self.secure = secure

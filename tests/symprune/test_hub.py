@@ -19,7 +19,8 @@ def test_names_folders_and_files_resolve(tiny_folder: Path, tmp_path: Path) -> N
     assert hub.resolve(str(tiny_folder)).is_local
     gguf = tmp_path / "model.gguf"
     gguf.touch()
-    assert hub.resolve(str(gguf)).options == {"gguf_file": "model.gguf"}
+    options = hub.resolve(str(gguf)).options
+    assert options == {"gguf_file": "model.gguf", "trust_remote_code": False}
 
 
 @pytest.mark.parametrize(
