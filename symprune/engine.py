@@ -285,7 +285,9 @@ def _prune_matrix(
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
     if plan.needs and not (inputs or outputs):
         report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
-    base = plan.base
+    base = None
+    if plan.base is not None:
+        base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
     decision = decide.decide(
         matrix.name,
         matrix.part,
@@ -294,7 +296,7 @@ def _prune_matrix(
         outputs,
         plan.recipe,
         plan.report_error,
-        base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
+        base=base,
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )

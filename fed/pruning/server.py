@@ -21,7 +21,7 @@ from symprune.fed.pruning import messages, noise, secure_sum, vectors
 from symprune.fed.pruning.client import digest
 from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
 from symprune.fed.pruning.noise import Privacy
-from symprune.models import Matrix, find_layout
+from symprune.models import Matrix, device_of, find_layout
 from symprune.recipe import Recipe
 from symprune.stats import GRAM
 
@@ -180,7 +180,8 @@ class Server:
         if self.settings.noise:
             total = self._estimated(total)
         measured = walk.Collector()
-        measured.inputs, measured.outputs = vectors.unpack(self._parts, total)
+        device = device_of(self.layout.blocks[block])
+        measured.inputs, measured.outputs = vectors.unpack(self._parts, total, device)
         plan = engine.Plan(self.report.recipe, self.needs)
         with torch.no_grad():
             found = self.layout.matrices(block)
