@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import allocate, decide, distributed, masks, memory, walk
+from symprune import allocate, decide, distributed, host, masks, memory, walk
 from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
@@ -262,26 +262,53 @@ def prune_block(
 
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
+    _check_finite(found, measured)
     kept, fused = MaskSet(), dict[str, Tensor]()
+    layers: list[LayerReport] = []
+    removed: list[Tensor] = []
     watched = watched or walk.Collector()
     for number, matrix in enumerate(found):
         tick(number)
+        keep, layer = _prune_matrix(matrix, measured, report, plan, watched)
+        layers.append(layer)
+        removed.append(keep.numel() - masks.count_true(keep.flatten()))
+        keep = keep.T if matrix.transposed else keep
         if matrix.expert is None:
-            kept[matrix.parameter_name] = _prune_matrix(matrix, measured, report, plan, watched)
-        else:
-            whole = fused.setdefault(
-                matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
-            )
-            whole[matrix.expert] = _prune_matrix(matrix, measured, report, plan, watched)
+            kept[matrix.parameter_name] = keep
+            continue
+        if matrix.parameter_name not in fused:
+            fused[matrix.parameter_name] = keep.new_ones(matrix.parameter.shape)
+        fused[matrix.parameter_name][matrix.expert] = keep
     for name, keep in fused.items():
         kept[name] = keep
+    kept.fetch()
+    for layer, count in zip(layers, host.bring(removed), strict=True):
+        report.layers.append(replace(layer, removed=int(count)))
     return kept
+
+
+def _check_finite(found: list[Matrix], measured: walk.Collector) -> None:
+    """Fail before anything of the block is changed, after one look at all of it."""
+    finite: list[tuple[Tensor, str]] = []
+    looked: set[int] = set()
+    for matrix in found:
+        weights = torch.isfinite(matrix.weight).all()
+        finite.append((weights, f"{matrix.name} has NaN or infinite weights."))
+        for table in (measured.inputs, measured.outputs):
+            stats = table.get(matrix.name)
+            if stats is not None and id(stats) not in looked:
+                looked.add(id(stats))
+                sentence = f"{matrix.name} sees NaN or infinite activations."
+                finite += [(flag, sentence) for flag in stats.finite()]
+    for flag, (_, sentence) in zip(host.bring([flag for flag, _ in finite]), finite, strict=True):
+        if not flag:
+            raise SympruneError(sentence)
 
 
 def _prune_matrix(
     matrix: Matrix, measured: walk.Collector, report: Report, plan: Plan, watched: walk.Collector
-) -> Tensor:
-    """Make and apply a matrix's mask, and return it in the order the matrix is stored in."""
+) -> tuple[Tensor, LayerReport]:
+    """Make and apply a matrix's mask, `[out, in]`; what was done, but for the number removed."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
     if plan.needs and not (inputs or outputs):
         report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
@@ -300,16 +327,13 @@ def _prune_matrix(
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )
-    keep = decision.keep
     if decision.weight is not None:
         matrix.weight.copy_(decision.weight)
-    matrix.apply(keep)
-    removed = keep.numel() - int(masks.count_true(keep.flatten()))
+    matrix.apply(decision.keep)
     tokens = (inputs or outputs or ChannelStats(0)).tokens
-    rows, columns = matrix.weight.shape
     names = (matrix.name, matrix.kind, matrix.part)
-    report.layers.append(LayerReport(*names, rows, columns, removed, tokens, decision.figures))
-    return keep.T if matrix.transposed else keep
+    layer = LayerReport(*names, *matrix.weight.shape, 0, tokens, decision.figures)
+    return decision.keep, layer
 
 
 def _allocation(

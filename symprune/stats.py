@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from symprune import host
 from symprune.errors import SympruneError
 
 SQUARE = "square"
@@ -228,9 +229,13 @@ class ChannelStats:
         """channels / tokens: the fewer tokens, the more of the correlations in G is chance."""
         return self.channels / max(self.tokens, 1)
 
+    def finite(self) -> list[Tensor]:
+        """Whether no NaN or infinity came in: true if all of these are."""
+        return [torch.isfinite(value).all() for value in self.sums.values()]
+
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""
-        return all(bool(torch.isfinite(value).all()) for value in self.sums.values())
+        return all(host.bring(self.finite()))
 
 
 def _energy(sample: Tensor) -> Tensor:
