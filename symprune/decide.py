@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from symprune import masks
-from symprune.errors import SympruneError
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
 from symprune.updates import LeastSquares
@@ -62,7 +61,6 @@ def decide(
     weights, or what the recipe says. held_out are statistics of tokens that decide nothing: the
     error is measured on them as well.
     """
-    _check_finite(name, weight, inputs, outputs)
 
     def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
         score = _score(name, values, inputs, outputs, recipe)
@@ -161,16 +159,6 @@ def relative_errors(weight: Tensor, changed: Iterable[Tensor], gram: Tensor) -> 
     whole = size(weight)
     lost = (max(size(m - weight), 0.0) for m in changed)
     return [(part / whole) ** 0.5 if whole > 0 else 0.0 for part in lost]
-
-
-def _check_finite(
-    name: str, weight: Tensor, inputs: ChannelStats | None, outputs: ChannelStats | None
-) -> None:
-    if not torch.isfinite(weight).all():
-        raise SympruneError(f"{name} has NaN or infinite weights.")
-    for stats in (inputs, outputs):
-        if stats is not None and not stats.is_finite():
-            raise SympruneError(f"{name} sees NaN or infinite activations.")
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:

@@ -92,7 +92,7 @@ def reduce(measured: Collector) -> None:
     if size() == 1:
         return
     for table in (measured.inputs, measured.outputs):
-        _reduce(table, measured.device)
+        _reduce(table, measured.device, measured.gram_device)
     seen: list[tuple[set[str], set[str]]] = [(set(), set())] * size()
     dist.all_gather_object(seen, (measured.choosing, measured.unknown))
     for choosing, unknown in seen:
@@ -100,7 +100,7 @@ def reduce(measured: Collector) -> None:
         measured.unknown |= unknown
 
 
-def _reduce(table: dict[str, ChannelStats], device: torch.device) -> None:
+def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: str) -> None:
     """The processes may have met different experts: first they agree on what there is."""
     groups: dict[int, tuple[ChannelStats, list[str]]] = {}
     for name, stats in table.items():
@@ -118,7 +118,7 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device) -> None:
             continue
         done.update(names)
         met = [table[name] for name in names if name in table]
-        stats = met[0] if met else ChannelStats(channels, collect, device)
+        stats = met[0] if met else ChannelStats(channels, collect, device, gram_device)
         stats.all_reduce()
         table |= dict.fromkeys(names, stats)
 

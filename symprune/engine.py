@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import allocate, decide, distributed, masks, memory, walk
+from symprune import allocate, decide, distributed, host, masks, memory, walk
 from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
@@ -270,20 +270,27 @@ def prune_block(
 
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
+    _check_finite(found, measured)
     kept, fused = MaskSet(), dict[str, Tensor]()
+    layers: list[LayerReport] = []
+    removed: list[Tensor] = []
     watched = watched or Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        keep = _prune_matrix(matrix, measured, report, plan, watched)
+        keep, layer = _prune_matrix(matrix, measured, plan, watched)
+        layers.append(layer)
+        removed.append(keep.numel() - masks.count_true(keep.flatten()))
         if matrix.piece is None:
             kept[matrix.parameter_name] = keep.T if matrix.transposed else keep
-        else:
-            whole = fused.setdefault(
-                matrix.parameter_name, torch.ones(matrix.parameter.shape, dtype=torch.bool)
-            )
-            matrix.slice_of(whole).copy_(keep)
+            continue
+        if matrix.parameter_name not in fused:
+            fused[matrix.parameter_name] = keep.new_ones(matrix.parameter.shape)
+        matrix.slice_of(fused[matrix.parameter_name]).copy_(keep)
     for name, keep in fused.items():
         kept[name] = keep
+    kept.fetch()
+    for layer, count in zip(layers, host.bring(removed), strict=True):
+        report.layers.append(replace(layer, removed=int(count)))
     for kind in sorted({kind_of(name) for name in measured.unknown}):
         note = f"Left dense, no layer of a known kind: {kind}."
         if note not in report.notes:
@@ -291,38 +298,54 @@ def prune_block(
     return kept
 
 
+def _check_finite(found: list[Matrix], measured: Collector) -> None:
+    """Fail before anything of the block is changed, after one look at all of it."""
+    finite: list[tuple[Tensor, str]] = []
+    looked: set[int] = set()
+    for matrix in found:
+        weights = torch.isfinite(matrix.weight).all()
+        finite.append((weights, f"{matrix.name} has NaN or infinite weights."))
+        for table in (measured.inputs, measured.outputs):
+            stats = table.get(matrix.name)
+            if stats is not None and id(stats) not in looked:
+                looked.add(id(stats))
+                sentence = f"{matrix.name} sees NaN or infinite activations."
+                finite += [(flag, sentence) for flag in stats.finite()]
+    for flag, (_, sentence) in zip(host.bring([flag for flag, _ in finite]), finite, strict=True):
+        if not flag:
+            raise SympruneError(sentence)
+
+
 def _prune_matrix(
-    matrix: Matrix, measured: Collector, report: Report, plan: Plan, watched: Collector
-) -> Tensor:
-    """Make and apply a matrix's mask, `[out, in]`. One that must not be pruned keeps everything."""
+    matrix: Matrix, measured: Collector, plan: Plan, watched: Collector
+) -> tuple[Tensor, LayerReport]:
+    """Make and apply a matrix's mask, `[out, in]`; what was done, but for the number removed. A
+    matrix that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-    names, shape = (matrix.name, matrix.kind, matrix.part), matrix.weight.shape
+    weight, tokens = matrix.weight, (inputs or outputs or ChannelStats(0)).tokens
+    layer = LayerReport(matrix.name, matrix.kind, matrix.part, *weight.shape, 0, tokens)
     dense = _reason_to_stay_dense(matrix, measured, plan)
     if dense:
-        tokens = (inputs or outputs or ChannelStats(0)).tokens
-        report.layers.append(LayerReport(*names, *shape, 0, tokens, dense=dense))
-        return torch.ones(shape, dtype=torch.bool)
-    base = plan.base
+        return torch.ones_like(weight, dtype=torch.bool), replace(layer, dense=dense)
+    base = None
+    if plan.base is not None:
+        base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
     decision = decide.decide(
         matrix.name,
         matrix.part,
-        matrix.weight,
+        weight,
         inputs,
         outputs,
         plan.recipe,
         plan.report_error,
-        base=None if base is None else matrix.slice_of(base[matrix.parameter_name]),
+        base=base,
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )
-    keep = decision.keep
     if decision.weight is not None:
         matrix.weight.copy_(decision.weight)
-    matrix.apply(keep)
-    removed = keep.numel() - int(masks.count_true(keep.flatten()))
-    tokens = (inputs or outputs or ChannelStats(0)).tokens
-    report.layers.append(LayerReport(*names, *shape, removed, tokens, decision.figures))
-    return keep
+    matrix.apply(decision.keep)
+    return decision.keep, replace(layer, figures=decision.figures)
 
 
 def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> str:

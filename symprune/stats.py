@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from symprune import host
 from symprune.errors import SympruneError
 
 SQUARE = "square"
@@ -29,6 +30,7 @@ MOMENTS = "moments"
 GRAM = "gram"
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
+SENT = 2**24  # of a Gram matrix's numbers that are on the device at once while it is reduced
 STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
 
 
@@ -83,6 +85,7 @@ class ChannelStats:
         gram_device: str = "auto",
     ) -> None:
         self.channels = channels
+        self.device = torch.device(device)
         self.collect = frozenset(collect)
         unknown = self.collect - {SQUARE, MOMENTS, GRAM}
         if unknown:
@@ -150,13 +153,15 @@ class ChannelStats:
             self.sums[GRAM] += other.sums[GRAM].to(self.sums[GRAM].device)
 
     def all_reduce(self) -> None:
-        """Add up over all processes of the default group; nothing to do when there is none."""
+        """Add up over all processes of the default group; nothing to do when there is none.
+
+        What is sent is on the device of the activations: NCCL takes nothing else.
+        """
         if not (dist.is_available() and dist.is_initialized()):
             return
-        device = next(iter(self.sums.values())).device if self.sums else torch.device("cpu")
-        counts = torch.tensor([self.samples, self.tokens], dtype=torch.int64, device=device)
+        counts = torch.tensor([self.samples, self.tokens], device=self.device)
         dist.all_reduce(counts)
-        self.samples, self.tokens = (int(count) for count in counts)
+        self.samples, self.tokens = counts.tolist()
         for name in self.rests:
             part = torch.stack([self.sums[name], self.rests[name]])
             parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
@@ -165,7 +170,18 @@ class ChannelStats:
             for each in parts:
                 self._accumulate(name, each)
         if GRAM in self.sums:
-            dist.all_reduce(self.sums[GRAM])
+            self._all_reduce_gram()
+
+    def _all_reduce_gram(self) -> None:
+        """A matrix that is kept elsewhere visits the device in pieces."""
+        gram = self.sums[GRAM]
+        if gram.device == self.device:
+            dist.all_reduce(gram)
+            return
+        for rows in gram.split(max(1, SENT // self.channels)):
+            visiting = rows.to(self.device)
+            dist.all_reduce(visiting)
+            rows.copy_(visiting)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors: what a process or a client sends."""
@@ -213,9 +229,13 @@ class ChannelStats:
         """channels / tokens: the fewer tokens, the more of the correlations in G is chance."""
         return self.channels / max(self.tokens, 1)
 
+    def finite(self) -> list[Tensor]:
+        """Whether no NaN or infinity came in: true if all of these are."""
+        return [torch.isfinite(value).all() for value in self.sums.values()]
+
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""
-        return all(bool(torch.isfinite(value).all()) for value in self.sums.values())
+        return all(host.bring(self.finite()))
 
 
 def _energy(sample: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from symprune.fed.pruning.client import digest
 from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
 from symprune.fed.pruning.noise import Privacy
 from symprune.matrices import Matrix
-from symprune.models import find_layout
+from symprune.models import device_of, find_layout
 from symprune.recipe import Recipe
 from symprune.stats import GRAM
 from symprune.support import check_supported
@@ -186,8 +186,8 @@ class Server:
         total = self._secure_total(got) if self.secure else self._plain_total(got)
         if self.settings.noise:
             total = self._estimated(total)
-        measured = Collector()
-        measured.inputs, measured.outputs = vectors.unpack(self._parts, total)
+        measured, device = Collector(), device_of(self.layout.blocks[block])
+        measured.inputs, measured.outputs = vectors.unpack(self._parts, total, device)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
         plan = engine.Plan(self.report.recipe, self.needs)
         with torch.no_grad():

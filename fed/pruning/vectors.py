@@ -109,9 +109,10 @@ def pack(
 
 
 def unpack(
-    parts: Sequence[Part], packed: Packed
+    parts: Sequence[Part], packed: Packed, device: torch.device
 ) -> tuple[dict[str, ChannelStats], dict[str, ChannelStats]]:
-    """Input and output statistics by the matrix's name; parts no token reached are left out."""
+    """Input and output statistics by the matrix's name, where the matrices are; parts no token
+    reached are left out."""
     sides: dict[str, dict[str, ChannelStats]] = {"inputs": {}, "outputs": {}}
     at = 0
     for part, counts in zip(parts, packed.counts, strict=True):
@@ -121,7 +122,7 @@ def unpack(
             state[f"{name}_rest"] = packed.rests[at : at + part.channels]
             at += part.channels
         if counts[0] > 0:
-            stats = ChannelStats(part.channels, part.collect)
+            stats = ChannelStats(part.channels, part.collect, device)
             stats.load(state)
             sides[part.side] |= dict.fromkeys(part.names, stats)
     return sides["inputs"], sides["outputs"]
