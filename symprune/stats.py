@@ -202,9 +202,11 @@ class ChannelStats:
 
     @property
     def gram(self) -> Tensor:
-        """G = X^T X, fp32."""
+        """G = X^T X, fp32 and symmetric to the last bit, which a product alone need not be."""
         gram = self.sums[GRAM]
         for start, end in self._stripes():
+            square = gram[start:end, start:end]
+            square.copy_(square.triu() + square.triu(1).T)
             gram[end:, start:end] = gram[start:end, end:].T
         return gram
 
