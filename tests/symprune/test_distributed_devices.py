@@ -14,7 +14,8 @@ from pretend_device import DEVICE, OnDevice, PretendDevice
 from torch import Tensor
 
 import symprune
-from symprune import Recipe, distributed, stats, walk
+from symprune import Recipe, distributed, stats
+from symprune.collect import Collector
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
 
 
@@ -80,7 +81,7 @@ def test_an_expert_only_the_other_process_met_has_its_gram_matrix_where_it_was_a
 ) -> None:
     group.objects = [[(["expert"], 6, [GRAM])], []]
     with PretendDevice():
-        collector = walk.Collector((), stats.Needs(frozenset({GRAM})), gram_device)
+        collector = Collector((), stats.Needs(frozenset({GRAM})), gram_device)
         collector.device = DEVICE
         distributed.reduce(collector)
     assert not isinstance(collector.inputs["expert"].sums[GRAM], OnDevice)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from symprune import MaskSet, Recipe, cli, engine, hub, run, walk
+from symprune.collect import collect
 from symprune.errors import SympruneError
 from symprune.models import find_layout
 from symprune.stats import SQUARE, Needs
@@ -164,9 +165,9 @@ def collected(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     with walk.ready(model):
         activations = walk.embed(layout, tokens)
         for index, block in enumerate(layout.blocks):
-            matrices = [m for m in layout.matrices(index) if m.expert is None]
+            matrices = [m for m in layout.matrices(index) if m.piece is None]
             needs = Needs(frozenset({SQUARE}))
-            measured = walk.collect(activations, index, block, matrices, needs, advance=True)
+            measured = collect(activations, index, block, matrices, needs, advance=True)
             found |= {name: stats.norm for name, stats in measured.inputs.items()}
     return found
 
