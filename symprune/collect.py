@@ -82,14 +82,13 @@ class Collector(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         place = _PRODUCTS.get(func)
-        with torch._C.DisableTorchFunction():
-            factors: tuple[Tensor, ...] = ()
-            if place is not None and len(args) > place[1]:
-                factors = args[place[0]], args[place[1]]
-                self._product(*factors, result, func is F.linear)
-            if self._trace.going:
-                weights = self._trace.follow(func, factors, (args, kwargs), result)
-                self.unknown |= {self._others[w] for w in weights if w in self._others}
+        factors: tuple[Tensor, ...] = ()
+        if place is not None and len(args) > place[1]:
+            factors = args[place[0]], args[place[1]]
+            self._product(*factors, result, func is F.linear)
+        if self._trace.going:
+            weights = self._trace.follow(func, factors, (args, kwargs), result)
+            self.unknown |= {self._others[w] for w in weights if w in self._others}
         return result
 
     def _product(self, left: Tensor, right: Tensor, result: Tensor, linear: bool) -> None:
@@ -98,8 +97,9 @@ class Collector(TorchFunctionMode):
         found = list(self._parts(left, weight, result))
         if not found and left.dim() > 1 and right.dim() > 1:
             found = list(self._parts(right.mT, left.mT, result.mT))
-        for matrix, x, y in found:
-            self._record(matrix, x, y)
+        with torch._C.DisableTorchFunction():
+            for matrix, x, y in found:
+                self._record(matrix, x, y)
 
     def _parts(
         self, x: Tensor, weight: Tensor, y: Tensor

@@ -55,16 +55,9 @@ def find_layout(model: nn.Module) -> Layout:
     """The decoder blocks of `model`: of all module lists that are not inside another one, in the
     part that generates text, the heaviest."""
     root, part = _text_part(model)
-    sizes: dict[str, int] = {}
-    inside: tuple[str, ...] = ()
-    for path, module in part.named_modules():
-        if not isinstance(module, nn.ModuleList) or path.startswith(inside or "\0"):
-            continue
-        inside = (*inside, f"{path}.")
-        distinct = {
-            id(m.parameter): m.parameter.numel() for block in module for m in matrices(block)
-        }
-        sizes[path] = sum(distinct.values())
+    sizes = _lists(part)
+    if not any(sizes.values()) and part is not model:
+        root, part, sizes = "", model, _lists(model)
     if not any(sizes.values()):
         raise SympruneError(
             f"{type(model).__name__} has no decoder blocks that could be found: "
@@ -77,6 +70,18 @@ def find_layout(model: nn.Module) -> Layout:
     others = tuple(f"{root}{path}" for path, size in sizes.items() if size and path != best)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return Layout(model, prefix, blocks, _shared(prefix, blocks), others, weights)
+
+
+def _lists(part: nn.Module) -> dict[str, int]:
+    """The module lists that are not inside another one, with the size of what is prunable."""
+    sizes: dict[str, int] = {}
+    for path, module in part.named_modules():
+        if isinstance(module, nn.ModuleList) and not path.startswith(tuple(f"{p}." for p in sizes)):
+            distinct = {
+                id(m.parameter): m.parameter.numel() for block in module for m in matrices(block)
+            }
+            sizes[path] = sum(distinct.values())
+    return sizes
 
 
 def _text_part(model: nn.Module) -> tuple[str, nn.Module]:

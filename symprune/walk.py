@@ -56,7 +56,7 @@ class Activations:
         device = device_of(block)
         args, kwargs = self.arguments.of(index, samples, device)
         out = block(self.of(samples).to(device), *args, **kwargs)
-        return out[0] if isinstance(out, tuple) else out
+        return out[0] if isinstance(out, tuple | list) else out
 
     def of(self, samples: range) -> Tensor:
         """The hidden states of consecutive samples, as a block takes them."""
@@ -169,6 +169,11 @@ class _Capture:
     def shapes_agree(self) -> bool:
         return all(hidden.shape == self.hidden[0].shape for hidden in self.hidden)
 
+    @property
+    def passed_on(self) -> bool:
+        """Whether every block was given what the one before it, passed over, gave back."""
+        return all(torch.equal(hidden, self.hidden[0]) for hidden in self.hidden)
+
 
 def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs], bool]:
     """The hidden state in front of the first block, every block's other arguments, and whether
@@ -186,6 +191,11 @@ def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockIn
             failed = error
             continue
         if captured.order == once and captured.shapes_agree:
+            if not captured.passed_on:
+                raise SympruneError(
+                    f"{type(layout.model).__name__} computes something between the blocks of "
+                    f"{layout.prefix}, so its blocks cannot be run one by one."
+                )
             return captured.hidden[0], captured.inputs, as_tuple
         if captured.shapes_agree and len(captured.order) > len(once):
             raise SympruneError(

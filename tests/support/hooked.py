@@ -17,6 +17,8 @@ from symprune.matrices import Matrix, is_experts
 from symprune.models import find_layout
 
 Sums = dict[str, Tensor]
+OTHERWISE_CALLED = ("DbrxExpertGLU", "InklingSharedExperts")
+"""Experts whose forward is not given what the other families' are."""
 
 
 @torch.no_grad()
@@ -56,8 +58,8 @@ def _measure(model: nn.Module, block: nn.Module, prefix: str, tokens: Tensor) ->
         name = f"{prefix}.{path}"
         if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
             handles.append(module.register_forward_pre_hook(_linear(f"{name}.weight", add)))
-        elif type(module).__name__ != "DbrxExpertGLU" and (
-            is_experts(module) or type(module).__name__ == "DbrxExperts"
+        elif type(module).__name__ == "DbrxExperts" or (
+            is_experts(module) and type(module).__name__ not in OTHERWISE_CALLED
         ):
             handles.append(module.register_forward_pre_hook(_experts(name, add)))
         if path.rpartition(".")[2] == "x_proj" and type(block).__name__ == "MambaBlock":
