@@ -98,6 +98,12 @@ def keep_nested(score: Tensor, pattern: Pattern, share: float) -> Tensor:
 
 def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
     """The `n` highest of every `m` consecutive entries of a row stay."""
+    _check_ordered(score)
+    return highest_of_groups(score, pattern)
+
+
+def highest_of_groups(score: Tensor, pattern: Pattern) -> Tensor:
+    """`keep_n_of_m` for a caller that knows its scores to be numbers."""
     n, m = pattern.n, pattern.m
     if score.shape[-1] % m:
         raise SympruneError(
@@ -105,7 +111,7 @@ def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
         )
     groups = score.reshape(-1, m)
     if m > 16:
-        return drop_lowest(groups, m - n).view(score.shape)
+        return _drop_lowest(groups, m - n).view(score.shape)
     # The rank of each entry inside its small group, by comparing all pairs: no sort, any device.
     columns = groups.unbind(1)
     keep = torch.empty_like(groups, dtype=torch.bool)
@@ -150,8 +156,18 @@ def drop_lowest(score: Tensor, count: int) -> Tensor:
         raise SympruneError(f"Cannot drop {count} of {size} entries.")
     if count in (0, size):
         return torch.full_like(score, count == 0, dtype=torch.bool)
+    _check_ordered(score)
+    return _drop_lowest(score, count)
+
+
+def _check_ordered(score: Tensor) -> None:
+    """One look at the sum, in which a NaN shows, settles it for nearly every score."""
     if torch.isnan(score.sum()) and torch.isnan(score).any():
         raise SympruneError("A score is NaN, so its order is undefined.")
+
+
+def _drop_lowest(score: Tensor, count: int) -> Tensor:
+    size = score.shape[-1]
     threshold = kth_smallest(score, count).unsqueeze(-1)
     keep = score > threshold
     surplus = (size - count) - count_true(keep)
