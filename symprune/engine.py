@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
 from symprune.collect import Collector, collect, distinct_inputs
-from symprune.errors import SympruneError
+from symprune.errors import HalfPrunedError, SympruneError
 from symprune.hub import max_length
 from symprune.maskset import MaskSet
 from symprune.matrices import Matrix, kind_of
@@ -76,6 +76,9 @@ def prune(
     `cpu` or `disk`. batch_size is how many samples pass a block together; by default one on a CPU,
     so that not a bit depends on it, and what an accelerator has room for (`memory.batch_size`). In
     a torch.distributed process group the samples are divided among the processes.
+
+    A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
+    would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
@@ -89,6 +92,7 @@ def prune(
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = layout.weights
     plan = Plan(recipe, needs, report_error, base, gram_device)
+    in_memory = blocks is None
     with walk.ready(model):
         tokens = distributed.share(tokens)
         if blocks is None:
@@ -104,7 +108,8 @@ def prune(
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
-        _walk(layout, blocks, tokens, report, plan, watch, tell)
+        with _half_pruned(layout, report) if in_memory else nullcontext():
+            _walk(layout, blocks, tokens, report, plan, watch, tell)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
     return report
@@ -215,6 +220,25 @@ def _walk(
         with blocks.block(index) as block:
             visit(index, block)
         watch("done", index, count, samples, samples, "")
+
+
+@contextmanager
+def _half_pruned(layout: Layout, report: Report) -> Iterator[None]:
+    """An error says how much of the model is pruned already; the last block may be so in part."""
+    try:
+        yield
+    except SympruneError as error:
+        pruned, count = {layer.name for layer in report.layers}, len(layout.blocks)
+        blocks = sum(
+            any(matrix.name in pruned for matrix in layout.matrices(index))
+            for index in range(count)
+        )
+        if not blocks:
+            raise
+        raise HalfPrunedError(
+            f"{error} {blocks} of {count} blocks of the model in memory are already pruned; load "
+            "it again."
+        ) from error
 
 
 def _collect(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.masks import Pattern, keep_by_layer, keep_n_of_m
+from symprune.masks import Pattern, highest_of_groups, keep_by_layer
 from symprune.scores import inverse
 
 ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
@@ -151,8 +151,11 @@ def sparsegpt(
     mask.
 
     keep=None selects as the paper does: in blocks of `block` columns by w^2 / [H^-1]_jj^2, N:M
-    inside every group. With a mask only the weights are updated.
+    inside every group, of which a block then holds whole ones. With a mask only the weights are
+    updated.
     """
+    if pattern is not None:
+        block = -(-block // pattern.m) * pattern.m
     weight = weight.float().clone()
     gram = gram.to(weight.device).clone()
     columns = weight.shape[1]
@@ -161,9 +164,9 @@ def sparsegpt(
     weight[:, dead] = 0
     gram.diagonal().add_(damping * gram.diagonal().mean())
     factor, failed = torch.linalg.cholesky_ex(gram)
-    if int(failed):
+    inverted, not_inverted = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+    if int(failed + not_inverted):
         raise SympruneError("SparseGPT's Hessian is not positive definite; raise its damping.")
-    inverted = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
     chosen = torch.ones_like(weight, dtype=torch.bool) if keep is None else keep.clone()
     for start in range(0, columns, block):
         end = min(start + block, columns)
@@ -176,7 +179,7 @@ def sparsegpt(
             if keep is None and pattern is not None and (start + j) % pattern.m == 0:
                 group = slice(j, j + pattern.m)
                 saliency = local[:, group] ** 2 / upper.diagonal()[group] ** 2
-                chosen[:, start + j : start + j + pattern.m] = keep_n_of_m(saliency, pattern)
+                chosen[:, start + j : start + j + pattern.m] = highest_of_groups(saliency, pattern)
             kept = local[:, j] * chosen[:, start + j]
             errors[:, j] = (local[:, j] - kept) / upper[j, j]
             local[:, j:] -= errors[:, j : j + 1] * upper[j, j:]
