@@ -15,6 +15,7 @@ from torch import Tensor
 from symprune import host, masks
 
 LEVELS = 16
+HALVINGS = 60  # to the last bit of a double
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def lowest_sums(values: Tensor, counts: list[int]) -> list[Tensor]:
 def owl(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
     """OWL (Yin et al., 2024): a block keeps the more, the larger its share of outliers.
 
-    The shares are stretched to 2 spread and centred, so that the blocks' mean is the sparsity;
-    inside a block all matrices are alike.
+    The shares are stretched to 2 spread and shifted, so that the mean over all weights is the
+    sparsity; inside a block all matrices are alike.
     """
     blocks = sorted({layer.block for layer in layers})
     share = {}
@@ -92,12 +93,8 @@ def owl(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
     if high == low:
         return {layer.name: layer.removed for layer in layers}
     kept = {block: 2 * spread * (share[block] - low) / (high - low) for block in blocks}
-    centre = sum(kept.values()) / len(kept)
-    wanted = {
-        layer.name: layer.rows * layer.columns * (sparsity - kept[layer.block] + centre)
-        for layer in layers
-    }
-    return _exact(layers, wanted)
+    wanted = {layer.name: layer.size * (sparsity - kept[layer.block]) for layer in layers}
+    return _exact(layers, wanted)  # and with the total, the mean
 
 
 def by_error(layers: list[Layer]) -> dict[str, int]:
@@ -131,13 +128,42 @@ def by_error(layers: list[Layer]) -> dict[str, int]:
 
 
 def _exact(layers: list[Layer], wanted: dict[str, float]) -> dict[str, int]:
-    """Whole numbers near what is wanted, inside every layer's size, with exactly the total."""
+    """Whole numbers near what is wanted, inside every layer's size, with exactly the total.
+
+    What is missing is taken from all layers in proportion to their size, so that the differences
+    between their sparsities stay, and from the others where one has no more to give. Roundings go
+    to the layers that lose most by them, the first among equals.
+    """
     total = sum(layer.removed for layer in layers)
-    counts = {layer.name: min(max(int(wanted[layer.name]), 0), layer.size) for layer in layers}
-    missing = total - sum(counts.values())
-    for layer in sorted(layers, key=lambda each: -each.size):
-        room = layer.size - counts[layer.name] if missing > 0 else counts[layer.name]
-        step = min(abs(missing), room)
-        counts[layer.name] += step if missing > 0 else -step
-        missing += -step if missing > 0 else step
-    return counts
+    shift = _shift(layers, wanted, total)
+    ideal = [_within(layer, wanted[layer.name] + shift * layer.size) for layer in layers]
+    counts = [int(value) for value in ideal]
+    missing = total - sum(counts)
+    step = 1 if missing > 0 else -1
+    by_rest = sorted(range(len(layers)), key=lambda i: step * (counts[i] - ideal[i]))
+    while missing:
+        for i in by_rest:
+            if missing and 0 <= counts[i] + step <= layers[i].size:
+                counts[i] += step
+                missing -= step
+    return {layer.name: count for layer, count in zip(layers, counts, strict=True)}
+
+
+def _within(layer: Layer, count: float) -> float:
+    return min(max(count, 0.0), float(layer.size))
+
+
+def _shift(layers: list[Layer], wanted: dict[str, float], total: int) -> float:
+    """By how much every sparsity has to change for the total, found by halving: it only rises."""
+
+    def given(shift: float) -> float:
+        return sum(_within(each, wanted[each.name] + shift * each.size) for each in layers)
+
+    if given(0.0) == total:
+        return 0.0
+    furthest = 1 + max(abs(wanted[each.name]) / each.size for each in layers)
+    low, high = -furthest, furthest
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if given(middle) < total else (low, middle)
+    return high

@@ -8,8 +8,8 @@ and H = G + R (`update.Quadratic`), one preconditioned gradient step
 
 gives back to a removed weight the value that would serve best, and leaves a fitted one where it is.
 The criterion scores Z, the mask keeps the best, a few conjugate gradient steps re-fit what stays.
-(W - V) H is at hand, since the steps keep it up to date: a round costs one product with G more than
-its steps.
+(W - V) H is at hand after a round's steps, which keep it up to date; its first value costs the one
+product with G that a round takes more than its steps.
 The sparsity rises as s (1 - (1 - t)^3), the cubic schedule of gradual pruning (Zhu and Gupta, 2017)
 that ADMM pruning of language models uses as well (Boza, 2024).
 """
@@ -48,9 +48,7 @@ def alternate(
     fitted, pull = weight.clone(), torch.zeros_like(weight)
     for number in range(1, rounds + 1):
         keep = mask_of(torch.addcmul(fitted, pull, towards), 1 - (1 - number / rounds) ** 3)
-        pull += quadratic.pull(fitted * ~keep)
         fitted *= keep
-        if number < rounds:
-            quadratic.descend(fitted, pull, keep, iters)
-    quadratic.descend(fitted, pull, keep, last_iters, tolerance)
+        steps = (iters, 0.0) if number < rounds else (last_iters, tolerance)
+        pull = quadratic.descend(weight, fitted, keep, *steps)
     return fitted, keep

@@ -95,11 +95,17 @@ def keep_nested(score: Tensor, pattern: Pattern, share: float) -> Tensor:
     if share >= 1:
         return keep
     going = score.masked_fill(keep, torch.inf)
-    return drop_lowest(going, int(share * pattern.sparsity * score.shape[-1]))
+    return drop_ordered(going, int(share * pattern.sparsity * score.shape[-1]))
 
 
 def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
     """The `n` highest of every `m` consecutive entries of a row stay."""
+    check_ordered(score)
+    return highest_of_groups(score, pattern)
+
+
+def highest_of_groups(score: Tensor, pattern: Pattern) -> Tensor:
+    """`keep_n_of_m` for a caller that knows its scores to be numbers."""
     n, m = pattern.n, pattern.m
     if score.shape[-1] % m:
         raise SympruneError(
@@ -107,7 +113,7 @@ def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
         )
     groups = score.reshape(-1, m)
     if m > 16:
-        return drop_lowest(groups, m - n).view(score.shape)
+        return drop_ordered(groups, m - n).view(score.shape)
     # The rank of each entry inside its small group, by comparing all pairs: no sort, any device.
     columns = groups.unbind(1)
     keep = torch.empty_like(groups, dtype=torch.bool)

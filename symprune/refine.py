@@ -281,6 +281,7 @@ def norm_after(weight: Tensor, keep: Tensor, p: float, grow: bool) -> Tensor:
 def _without(weight: Tensor, norm: Tensor, kept: Tensor, p: float) -> Tensor:
     """The p-norm of a row whose kept weights `kept` have the p-norm `norm`, without one of them."""
     if p == torch.inf:
-        second = kept.abs().topk(2, dim=1).values[:, 1:]
+        largest = kept.abs().topk(min(2, kept.shape[1]), dim=1).values
+        second = largest[:, 1:] if largest.shape[1] > 1 else torch.zeros_like(norm)
         return torch.where(weight.abs() >= norm, second, norm)
     return (norm**p - weight.abs() ** p).clamp(min=0) ** (1 / p)

@@ -137,8 +137,9 @@ def _cast(owner: Criterion, name: str, value: Any) -> Any:
 
 
 def inverse(norm: Tensor) -> Tensor:
-    """1/norm, and 0 for a dead row or column: its weights are zero and score zero."""
-    return torch.where(norm > 0, 1 / norm, torch.zeros_like(norm))
+    """1/norm, and 0 for a dead row or column: its weights are zero and score zero. So small that
+    1/norm would be infinite is dead."""
+    return torch.where(norm >= torch.finfo(norm.dtype).tiny, 1 / norm, torch.zeros_like(norm))
 
 
 def _rows(weight: Tensor, p: float = 1.0) -> Tensor:

@@ -28,6 +28,7 @@ from symprune.errors import SympruneError
 SQUARE = "square"
 MOMENTS = "moments"
 GRAM = "gram"
+TOTAL, WITHIN = "total", "within"  # the sums `moments` are made of
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
 SENT = 2**24  # of a Gram matrix's numbers that are on the device at once while it is reduced
@@ -93,7 +94,7 @@ class ChannelStats:
         self.samples = 0
         self.tokens = 0
         names = [SQUARE] if self.collect & {SQUARE, MOMENTS} else []
-        names += ["total", "total_square"] if MOMENTS in self.collect else []
+        names += [TOTAL, WITHIN] if MOMENTS in self.collect else []
         self.sums = {n: torch.zeros(channels, dtype=torch.float64, device=device) for n in names}
         self.rests = {n: torch.zeros_like(value) for n, value in self.sums.items()}
         if GRAM in self.collect:
@@ -114,9 +115,10 @@ class ChannelStats:
         if SQUARE in self.sums:
             self._accumulate(SQUARE, map(_energy, x))
         if MOMENTS in self.collect:
-            total = x.sum(1).double()
-            self._accumulate("total", total)
-            self._accumulate("total_square", total * total / tokens)
+            for sample in x:
+                total, within = _moments(sample)
+                self._accumulate(TOTAL, [total])
+                self._accumulate(WITHIN, [within])
         if GRAM in self.collect:
             self._add_gram(x.reshape(-1, self.channels))
 
@@ -208,19 +210,20 @@ class ChannelStats:
     @property
     def mean(self) -> Tensor:
         """m: mean over samples of the sum over tokens."""
-        return (self._sum("total") / max(self.samples, 1)).float()
+        return (self._sum(TOTAL) / max(self.samples, 1)).float()
 
     @property
     def variance(self) -> Tensor:
         """v: token-weighted average of the variance within a sample."""
-        within = (self._sum(SQUARE) - self._sum("total_square")).clamp(min=0)
-        return (within / max(self.tokens, 1)).float()
+        return (self._sum(WITHIN) / max(self.tokens, 1)).float()
 
     @property
     def gram(self) -> Tensor:
-        """G = X^T X, fp32."""
+        """G = X^T X, fp32 and symmetric to the last bit, which a product alone need not be."""
         gram = self.sums[GRAM]
         for start, end in self._stripes():
+            square = gram[start:end, start:end]
+            square.copy_(square.triu() + square.triu(1).T)
             gram[end:, start:end] = gram[start:end, end:].T
         return gram
 
@@ -244,6 +247,25 @@ def _energy(sample: Tensor) -> Tensor:
     squares = torch.empty_like(pieces[0])
     sums = [torch.mul(piece, piece, out=squares[: len(piece)]).sum(0) for piece in pieces]
     return sum(sums[1:], sums[0]).double()
+
+
+def _moments(sample: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over tokens, and that of the squared deviations from the sample's own mean: fp32
+    numbers, in fp64.
+
+    As a difference of two sums the second would drown in the rounding of a large mean. What the
+    rounding of the mean itself adds is known by the sum of the deviations, and taken out.
+    """
+    total, tokens = sample.sum(0), len(sample)
+    mean = total / tokens
+    pieces = sample.split(max(1, PIECE // sample.shape[1]))
+    buffer = torch.empty_like(pieces[0])
+    rest, squares = torch.zeros_like(mean), torch.zeros_like(mean)
+    for piece in pieces:
+        deviation = torch.sub(piece, mean, out=buffer[: len(piece)])
+        rest += deviation.sum(0)
+        squares += deviation.square_().sum(0)
+    return total.double(), (squares - rest * rest / tokens).clamp(min=0).double()
 
 
 def _square(width: int, device: torch.device | str) -> Tensor:

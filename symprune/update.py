@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.masks import Pattern, keep_by_layer, keep_n_of_m
+from symprune.masks import Pattern, highest_of_groups, keep_by_layer
+from symprune.scores import inverse
 
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
+STEPS_UNSEEN = 8  # between looks at whether all rows are done; a look waits for an accelerator
 
 
 def least_squares(
@@ -35,7 +37,7 @@ def least_squares(
     weight = weight.float()
     quadratic = Quadratic.damped(gram.to(weight.device), damping, shrink)
     fitted = weight * keep
-    quadratic.descend(fitted, quadratic.pull(weight * ~keep), keep, iters, tolerance)
+    quadratic.descend(weight, fitted, keep, iters, tolerance)
     return fitted
 
 
@@ -62,40 +64,76 @@ class Quadratic:
         return torch.addmm(lost * self.added, lost, self.gram)
 
     def descend(
-        self, fitted: Tensor, pull: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
-    ) -> None:
-        """At most `iters` steps of conjugate gradients over the kept weights, in place.
+        self, weight: Tensor, fitted: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
+    ) -> Tensor:
+        """At most `iters` steps of conjugate gradients over the kept weights of `fitted`, in place,
+        towards `weight`. No row's error rises. Returns the pull of what is still lost."""
+        at_once = ROWS_AT_ONCE if fitted.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
+        scale, pull = inverse(self.diagonal), torch.empty_like(fitted)
+        parts = zip(*(t.split(at_once) for t in (weight, fitted, keep, pull)), strict=True)
+        for whole, rows, kept, pulls in parts:
+            lost = whole - rows
+            pulls.copy_(self.pull(lost))
+            noise = self._noise(rows, lost)
+            self._descend(rows, pulls, kept * scale, noise, iters, tolerance)
+        return pull
 
-        pull is (G + R) (w - w~) and stays that, for the removed weights as well.
+    def _noise(self, fitted: Tensor, lost: Tensor) -> Tensor:
+        """How large what rounding makes of a row's pull may be, in units of `diagonal`.
+
+        Every weight is known to a rounding of its size, and so is a product with it. At worst the
+        n channels are one and the same: then the roundings of all appear in the pull of each.
         """
-        if not self.added.any():
-            return
-        parts = zip(*(t.split(ROWS_AT_ONCE) for t in (fitted, pull, keep)), strict=True)
-        for rows, pulls, kept in parts:
-            self._descend(rows, pulls, kept / self.diagonal, iters, tolerance)
+        known = _dot(fitted * self.diagonal, fitted) + _dot(lost * self.diagonal, lost)
+        return torch.finfo(fitted.dtype).eps * (fitted.shape[1] * known).sqrt()
 
     def _descend(
-        self, fitted: Tensor, pull: Tensor, scale: Tensor, iters: int, tolerance: float
+        self,
+        fitted: Tensor,
+        pull: Tensor,
+        scale: Tensor,
+        noise: Tensor,
+        iters: int,
+        tolerance: float,
     ) -> None:
         """The steps for some rows, all at once. scale preconditions, and is 0 where nothing may
-        change."""
+        change.
+
+        Along a step the error falls as long as its true slope is above half of the one computed,
+        so a row is done when the next slope is no more than twice the noise in it: going on would
+        divide noise by noise. A row is done as well at `tolerance` of its first residual.
+        """
+        rounding = torch.finfo(fitted.dtype).eps
+        before, pulled = fitted.clone(), pull.clone()
         step = pull * scale
-        size = (pull * step).sum(1, keepdim=True)
+        size = length = _dot(pull, step)
         enough = tolerance**2 * size
-        for _ in range(iters):
-            going = size > enough
-            if not going.any():
+        going = size > enough
+        for number in range(iters):
+            if number and number % STEPS_UNSEEN == 0 and not going.any():
                 break
             image = self.pull(step)
-            curvature = (step * image).sum(1, keepdim=True)
-            rate = torch.where(going & (curvature > 0), size / curvature, torch.zeros_like(size))
+            curvature = _dot(step, image)
+            slope = _dot(step, pull)
+            going = going & (slope > 2 * noise * length.sqrt()) & (curvature > rounding * length)
+            rate = torch.where(going, slope / curvature, 0.0)
             fitted.addcmul_(rate, step)
             pull.addcmul_(rate, image, value=-1)
             scaled = torch.mul(pull, scale, out=image)
-            new_size = (pull * scaled).sum(1, keepdim=True)
-            turn = torch.where(going, new_size / size, torch.zeros_like(size))
+            new_size = _dot(pull, scaled)
+            turn = torch.where(going, new_size / size, 0.0)
             step = step.mul_(turn).add_(scaled)
-            size = torch.where(going, new_size, size)
+            going = going & (new_size > enough)
+            size, length = new_size, new_size + turn**2 * length
+        # What the error fell by, d^T (G + R) d with d before less d after.
+        fell = _dot(fitted - before, pulled + pull) > 0
+        torch.where(fell, fitted, before, out=fitted)
+        torch.where(fell, pull, pulled, out=pull)
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row, as a column."""
+    return torch.linalg.vecdot(left, right).unsqueeze(1)
 
 
 def sparsegpt(
@@ -113,8 +151,11 @@ def sparsegpt(
     mask.
 
     keep=None selects as the paper does: in blocks of `block` columns by w^2 / [H^-1]_jj^2, N:M
-    inside every group. With a mask only the weights are updated.
+    inside every group, of which a block then holds whole ones. With a mask only the weights are
+    updated.
     """
+    if pattern is not None:
+        block = -(-block // pattern.m) * pattern.m
     weight = weight.float().clone()
     gram = gram.to(weight.device).clone()
     columns = weight.shape[1]
@@ -123,13 +164,13 @@ def sparsegpt(
     weight[:, dead] = 0
     gram.diagonal().add_(damping * gram.diagonal().mean())
     factor, failed = torch.linalg.cholesky_ex(gram)
-    if int(failed):
+    inverted, not_inverted = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+    if int(failed + not_inverted):
         raise SympruneError("SparseGPT's Hessian is not positive definite; raise its damping.")
-    inverse = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
     chosen = torch.ones_like(weight, dtype=torch.bool) if keep is None else keep.clone()
     for start in range(0, columns, block):
         end = min(start + block, columns)
-        local, upper = weight[:, start:end].clone(), inverse[start:end, start:end]
+        local, upper = weight[:, start:end].clone(), inverted[start:end, start:end]
         if keep is None and pattern is None:
             saliency = local**2 / upper.diagonal() ** 2
             chosen[:, start:end] = keep_by_layer(saliency, sparsity)
@@ -138,11 +179,11 @@ def sparsegpt(
             if keep is None and pattern is not None and (start + j) % pattern.m == 0:
                 group = slice(j, j + pattern.m)
                 saliency = local[:, group] ** 2 / upper.diagonal()[group] ** 2
-                chosen[:, start + j : start + j + pattern.m] = keep_n_of_m(saliency, pattern)
+                chosen[:, start + j : start + j + pattern.m] = highest_of_groups(saliency, pattern)
             kept = local[:, j] * chosen[:, start + j]
             errors[:, j] = (local[:, j] - kept) / upper[j, j]
             local[:, j:] -= errors[:, j : j + 1] * upper[j, j:]
             local[:, j] = kept
         weight[:, start:end] = local
-        weight[:, end:] -= errors @ inverse[start:end, end:]
+        weight[:, end:] -= errors @ inverted[start:end, end:]
     return weight * chosen, chosen

@@ -23,7 +23,7 @@ from symprune.maskset import MaskSet
 from symprune.stats import Needs
 
 FILE = "state.safetensors"
-VERSION = "2"
+VERSION = "3"
 
 
 @dataclass

@@ -18,7 +18,7 @@ from symprune.fed.pruning.secure_sum import KEY_BYTES, WORDS
 from symprune.models import Matrix
 from symprune.stats import MOMENTS, SQUARE, Needs
 
-VERSION = 2
+VERSION = 3
 HELLO, ROUND, FINISH = range(3)
 HEAD = 6
 DIGEST_BYTES = 32

@@ -23,7 +23,7 @@ from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
 from symprune.fed.pruning.noise import Privacy
 from symprune.models import Matrix, device_of, find_layout
 from symprune.recipe import Recipe
-from symprune.stats import GRAM
+from symprune.stats import GRAM, TOTAL
 
 Numbered = dict[int, bytes]
 PROBE_TOKENS = 8
@@ -225,7 +225,7 @@ class Server:
         names = [name for part in self._parts for name in part.sums]
         widths = [part.channels for part in self._parts for _ in part.sums]
         pieces = zip(names, values.split(widths), strict=True)
-        return any(bool((piece < 0).any()) for name, piece in pieces if name != "total")
+        return any(bool((piece < 0).any()) for name, piece in pieces if name != TOTAL)
 
     def _plain_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> vectors.Packed:
         total = vectors.empty(self._parts)

@@ -39,7 +39,7 @@ def main(model: str, output: str, first: str, text: str) -> None:
     process, start = begin(model, first, text), time.monotonic()
     if os.waitpid(process, 0)[1]:
         sys.exit("The first run failed.")
-    whole, chance, killed = time.monotonic() - start, random.Random(time.time_ns()), 0
+    whole, chance, killed = time.monotonic() - start, random.Random(0), 0
     while True:
         process = begin(model, output, text)
         if killed < 5:

@@ -8,6 +8,8 @@ from typing import Any
 import families
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from symprune import Recipe, allocate, prune, walk
 from symprune.allocate import Layer
@@ -29,6 +31,61 @@ def test_a_block_with_more_outliers_gives_less_and_the_total_is_exact() -> None:
     assert counts["a"] < 400 < counts["b"]
     assert counts["c"] == pytest.approx(counts["d"], abs=4)
     assert all(abs(count / 800 - 0.5) <= 2 * 0.08 + 0.01 for count in counts.values())
+
+
+def sized(name: str, block: int, rows: int, columns: int, outliers: int) -> Layer:
+    return Layer(name, block, rows, columns, rows * columns // 2, outliers)
+
+
+def test_blocks_of_unequal_size_share_what_is_missing_in_proportion() -> None:
+    """One large block and many small ones: no matrix makes up for the others."""
+    large = [sized("a", 0, 100, 1000, 2000), sized("b", 0, 50, 1000, 0)]
+    small = [sized(f"c{n}", n, 10, 100, 5) for n in range(1, 9)]
+    counts = allocate.owl([*large, *small], 0.5, 0.1)
+    assert sum(counts.values()) == (150_000 + 8_000) // 2
+    shares = {each.name: counts[each.name] / each.size for each in [*large, *small]}
+    assert shares["a"] == pytest.approx(shares["b"], abs=1e-4)
+    for each in small:
+        assert shares[each.name] - shares["a"] == pytest.approx(0.2, abs=2e-3)
+
+
+def test_what_a_layer_cannot_give_is_given_by_the_others() -> None:
+    layers = [sized("a", 0, 10, 100, 900), sized("b", 1, 10, 100, 0), sized("c", 2, 20, 100, 0)]
+    counts = allocate.owl(layers, 0.5, 0.7)  # 1.4 apart: no two sparsities are
+    assert counts == {"a": 0, "b": 667, "c": 1333}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 50), st.floats(0, 1)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.floats(0, 0.95),
+    st.floats(0.01, 0.99),
+)
+def test_any_sizes_lose_the_total_and_a_block_with_more_outliers_less(
+    sizes: list[tuple[int, int, int, float]], sparsity: float, spread: float
+) -> None:
+    layers = [
+        Layer(str(n), block, rows, columns, int(rows * columns * sparsity),
+              int(share * rows * columns))
+        for n, (block, rows, columns, share) in enumerate(sizes)
+    ]  # fmt: skip
+    counts = allocate.owl(layers, sparsity, spread)
+    assert sum(counts.values()) == sum(each.removed for each in layers)
+    assert all(0 <= counts[each.name] <= each.size for each in layers)
+
+    def outliers(block: int) -> float:
+        own = [each for each in layers if each.block == block]
+        return sum(each.outliers for each in own) / sum(each.size for each in own)
+
+    if len({outliers(each.block) for each in layers}) == 1:
+        return  # equal shares, each rounded for itself
+    for one, other in itertools.permutations(layers, 2):
+        if outliers(one.block) >= outliers(other.block):  # a count is rounded by less than one
+            more = counts[one.name] / one.size - counts[other.name] / other.size
+            assert more <= 1 / one.size + 1 / other.size + 1e-9
 
 
 def test_equal_outliers_mean_equal_shares() -> None:

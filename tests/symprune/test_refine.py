@@ -204,18 +204,27 @@ def test_the_literal_regulariser_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
-def test_the_norm_after_an_exchange_is_that_of_the_changed_row(p: float) -> None:
-    weight, _ = problem(3, 10)
+@pytest.mark.parametrize("columns", [1, 2, 10])
+def test_the_norm_after_an_exchange_is_that_of_the_changed_row(p: float, columns: int) -> None:
+    weight, _ = problem(3, columns)
     keep = masks.keep_by_row(weight.abs(), 0.4)
     for grow in (True, False):
         got = refine.norm_after(weight, keep, p, grow)
         for row in range(3):
-            for column in range(10):
+            for column in range(columns):
                 if bool(keep[row, column]) != grow:
                     changed = keep[row].clone()
                     changed[column] = grow
                     expected = torch.linalg.vector_norm(weight[row] * changed, ord=p)
                     torch.testing.assert_close(got[row, column], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_a_single_column_has_nothing_to_exchange(p: float) -> None:
+    weight, stats = problem(5, 1)
+    keep = torch.tensor([[True], [False], [True], [False], [True]])
+    keys = refine.Keys(gamma1=0.1, gamma2=0.1, norm_p=p)
+    assert torch.equal(refine.dsnot(weight, keep, stats, keys=keys), keep)
 
 
 def test_relative_importance_enters_growing_or_pruning_or_both() -> None:
