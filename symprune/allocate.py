@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from symprune import masks
+from symprune import host, masks
 
 LEVELS = 16
 HALVINGS = 60  # to the last bit of a double
@@ -57,26 +57,24 @@ def prices(
     low, high = max(0.0, sparsity - spread), min(1.0, sparsity + spread)
     bounds = torch.linspace(low * columns, high * columns, LEVELS + 1, dtype=torch.float64)
     count = sorted({int(bound) for bound in bounds})
-    whole = float(output_norm.double().square().sum()) or 1.0
-    return count, [lost / whole for lost in lowest_sums(score.square(), count)]
+    sums = lowest_sums(score.square(), count)
+    whole, *lost = host.bring([output_norm.double().square().sum(), *sums])
+    return count, [part / (whole or 1.0) for part in lost]
 
 
-def lowest_sums(values: Tensor, counts: list[int]) -> list[float]:
+def lowest_sums(values: Tensor, counts: list[int]) -> list[Tensor]:
     """For each count, the sum over rows of the lowest so many values of a row."""
     sums = []
     for count in counts:
-        if count == 0:
-            sums.append(0.0)
-            continue
-        if count == values.shape[1]:
-            sums.append(float(values.sum(dtype=torch.float64)))
+        if count in (0, values.shape[1]):
+            sums.append(values[:, :count].sum(dtype=torch.float64))
             continue
         edge = masks.kth_smallest(values, count).unsqueeze(1)
         below = values < edge
         # of the values at the edge itself only as many as are missing
         missing = count - masks.count_true(below)
         at_edge = (edge.squeeze(1).double() * missing.to(edge.device)).sum()
-        sums.append(float((values * below).sum(dtype=torch.float64) + at_edge))
+        sums.append((values * below).sum(dtype=torch.float64) + at_edge)
     return sums
 
 

@@ -95,7 +95,7 @@ def keep_nested(score: Tensor, pattern: Pattern, share: float) -> Tensor:
     if share >= 1:
         return keep
     going = score.masked_fill(keep, torch.inf)
-    return drop_lowest(going, int(share * pattern.sparsity * score.shape[-1]))
+    return drop_ordered(going, int(share * pattern.sparsity * score.shape[-1]))
 
 
 def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:

@@ -22,11 +22,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from symprune.masks import Pattern, keep_largest
+from symprune import host
+from symprune.masks import Pattern, drop_ordered, keep_largest
 from symprune.scores import inverse
 
 TINY = 1e-30
 ROWS_AT_ONCE = 256  # temporaries of so many rows stay in a CPU's cache
+ROWS_AT_ONCE_ELSEWHERE = 4096
+SIDES = {0: 1.0, 1: -1.0}  # lists for e > 0, lists for e <= 0: their place, and the sign of e
 
 
 class Statistics(Protocol):
@@ -76,21 +79,28 @@ def dsnot(
     rows = _Rows(weight, keep.clone(), stats, keys, max_cycles, pattern)
     start = torch.sign(rows.error)
     active = torch.arange(len(weight), device=weight.device)
-    for _ in range(max_cycles):
-        active = active[rows.error[active].abs() > update_threshold]
-        if not active.numel():
-            break
+    going = torch.ones_like(active, dtype=torch.bool)
+    look_every = host.steps_between_looks(weight.device)
+    for cycle in range(max_cycles):
+        error = rows.error[active]
+        going = going & (error.abs() > update_threshold)
+        if cycle % look_every == 0:
+            count = int(going.sum())
+            if not count:
+                break
+            on = host.first_true(going, count)
+            active, error, going = active[on], error[on], going[on]
         grown, pruned, found, exhausted = rows.candidates(active)
         change = rows.contribution(active, pruned) - rows.contribution(active, grown)
-        after = rows.error[active] + change
+        after = error + change
         fits = found
         if accept == "improving":
-            fits = fits & (after.abs() < rows.error[active].abs())
+            fits = fits & (after.abs() < error.abs())
         if same_sign:
             fits = fits & (torch.sign(after) == start[active])
             exhausted = exhausted | (found & ~fits)
-        rows.exchange(active[fits], grown[fits], pruned[fits], after[fits])
-        active = active[~exhausted]
+        rows.exchange(active, grown, pruned, after, fits & going)
+        going = going & ~exhausted
     return rows.keep
 
 
@@ -98,7 +108,8 @@ class _Rows:
     """The state of all rows: masks, errors, and how far each has read its candidate lists.
 
     Only the first `cycles` candidates of an order can ever be read, so only those are selected, and
-    those for the other sign of e only for rows whose error turns over.
+    those for the other sign of e only for rows whose error turns over. An accelerator selects all
+    at once: to ask it for those rows would take longer.
     """
 
     def __init__(
@@ -119,7 +130,6 @@ class _Rows:
         self.relative = self._relative() if keys.grow_relative or keys.prune_relative else None
         count = len(weight)
         shape = (2, count, self.cycles)
-        # Index 0 of the first dimension: lists for e > 0; index 1: for e <= 0.
         self.grow_list = torch.empty(shape, dtype=torch.long, device=weight.device)
         self.prune_list = torch.empty_like(self.grow_list)
         self.grow_length = torch.zeros((2, count), dtype=torch.long, device=weight.device)
@@ -127,6 +137,11 @@ class _Rows:
         self.listed = torch.zeros((2, count), dtype=torch.bool, device=weight.device)
         self.grow_next = torch.zeros_like(self.grow_length)
         self.prune_next = torch.zeros_like(self.grow_length)
+        self.lists_all = weight.device.type != "cpu"
+        if self.lists_all:
+            for rows in torch.arange(count, device=weight.device).split(ROWS_AT_ONCE_ELSEWHERE):
+                for side in SIDES:
+                    self._select(rows, side)
 
     def contribution(self, rows: Tensor, columns: Tensor) -> Tensor:
         """C of one entry per row."""
@@ -135,7 +150,8 @@ class _Rows:
     def candidates(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For each row what to grow, what to prune, whether both exist, whether it must stop."""
         side = (self.error[rows] <= 0).long()
-        self._list(rows, side)
+        if not self.lists_all:
+            self._list(rows, side)
         grow_at, prune_at = self.grow_next[side, rows], self.prune_next[side, rows]
         has_grow = grow_at < self.grow_length[side, rows]
         grown = self.grow_list[side, rows, grow_at.clamp(max=self.cycles - 1)]
@@ -150,23 +166,29 @@ class _Rows:
         pruned, has_prune = self._in_group(rows, grown, side)
         return grown, pruned, has_grow & has_prune, ~has_grow
 
-    def exchange(self, rows: Tensor, grown: Tensor, pruned: Tensor, error: Tensor) -> None:
-        self.keep[rows, grown] = True
-        self.keep[rows, pruned] = False
-        self.error[rows] = error
+    def exchange(
+        self, rows: Tensor, grown: Tensor, pruned: Tensor, error: Tensor, fits: Tensor
+    ) -> None:
+        """Grow and prune one weight each of the rows where it fits."""
+        self.keep[rows, grown] |= fits
+        self.keep[rows, pruned] &= ~fits
+        self.error[rows] = torch.where(fits, error, self.error[rows])
 
     def _list(self, rows: Tensor, side: Tensor) -> None:
         """Select the candidates of the rows that come to a side for the first time."""
-        for which, sign in ((0, 1.0), (1, -1.0)):
+        for which in SIDES:
             new = rows[(side == which) & ~self.listed[which, rows]]
             self.listed[which, new] = True
             for some in new.split(ROWS_AT_ONCE):
-                grow_key, prune_key = self._keys(some, sign)
-                columns, length = _first(grow_key, self.cycles)
-                self.grow_list[which, some], self.grow_length[which, some] = columns, length
-                if self.pattern is None:
-                    columns, length = _first(prune_key.neg_(), self.cycles)
-                    self.prune_list[which, some], self.prune_length[which, some] = columns, length
+                self._select(some, which)
+
+    def _select(self, rows: Tensor, side: int) -> None:
+        grow_key, prune_key = self._keys(rows, SIDES[side])
+        columns, length = _first(grow_key, self.cycles)
+        self.grow_list[side, rows], self.grow_length[side, rows] = columns, length
+        if self.pattern is None:
+            columns, length = _first(prune_key.neg_(), self.cycles)
+            self.prune_list[side, rows], self.prune_length[side, rows] = columns, length
 
     def _keys(self, rows: Tensor, sign: float) -> tuple[Tensor, Tensor]:
         """Keys of some rows: -inf where nothing can be grown, inf where nothing can be pruned."""
@@ -219,10 +241,21 @@ class _Rows:
 
 def _first(key: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The columns of the `count` largest keys of each row, best first, and how many are candidates.
+    Equal keys come in the order of their index."""
+    columns = _largest(key, count).sort(dim=1).values
+    values, order = key.gather(1, columns).sort(dim=1, descending=True, stable=True)
+    return columns.gather(1, order), (values > -torch.inf).sum(1)
 
-    Equal keys come in the order of their index. `topk` may take any of several equals at the end
-    of its list, so a row where that is in question is selected again, exactly.
+
+def _largest(key: Tensor, count: int) -> Tensor:
+    """The columns of the `count` largest keys of each row, of equals those of lower index.
+
+    `topk` may take any of several equals at the end of its list, so a row where that is in question
+    is selected again, exactly: all rows on an accelerator, which is not asked for these few.
     """
+    if key.device.type != "cpu":
+        exact = drop_ordered(key.flip(1), key.shape[1] - count).flip(1)
+        return exact.to(torch.uint8).topk(count, dim=1).indices
     values, columns = key.topk(min(count + 1, key.shape[1]), dim=1, sorted=True)
     if values.shape[1] > count:
         last, beyond = values[:, count - 1], values[:, count]
@@ -231,9 +264,7 @@ def _first(key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if doubtful.numel():
             exact = keep_largest(key[doubtful].flip(1), count).flip(1)
             columns[doubtful] = exact.nonzero()[:, 1].view(-1, count)
-    columns = columns.sort(dim=1).values
-    values, order = key.gather(1, columns).sort(dim=1, descending=True, stable=True)
-    return columns.gather(1, order), (values > -torch.inf).sum(1)
+    return columns
 
 
 def norm_after(weight: Tensor, keep: Tensor, p: float, grow: bool) -> Tensor:

@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from symprune import host
 from symprune.masks import Pattern
-from symprune.swap_places import Anywhere, InGroups
+from symprune.swap_places import Anywhere, InGroups, check_pattern
 
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
 SMALLEST_GAIN = 1e-6  # of a row's error; below lies rounding
 WORTH_LEAVING = 0.75  # rows that are done are left behind once no more than this share goes on
 
@@ -46,11 +47,14 @@ def swap(
     Every row keeps as many as before; with a pattern both sides of a swap lie in one group of M. Of
     `candidates` to grow and as many to prune, at most half are used before the next are looked for.
     """
+    if pattern is not None:
+        check_pattern(keep, pattern)
     gram = gram.to(weight.device).contiguous()
     settings = (gram, max_swaps, candidates, shrink, pattern)
+    at_once = ROWS_AT_ONCE if weight.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
     parts = [
-        _swap_rows(weight[rows].float(), keep[rows].clone(), *settings)
-        for rows in torch.arange(len(weight), device=weight.device).split(ROWS_AT_ONCE)
+        _swap_rows(rows.float().contiguous(), kept.contiguous(), *settings)
+        for rows, kept in zip(weight.split(at_once), keep.split(at_once), strict=True)
     ]
     return torch.cat(parts)
 
@@ -80,31 +84,36 @@ def _swap_rows(
     shrink: float,
     pattern: Pattern | None,
 ) -> Tensor:
-    result = keep.clone()
+    columns = weight.shape[1]
+    result = F.pad(keep, (0, 1))  # what does not flip is written behind the last column
     lost = weight * ~keep
     pull = lost @ gram
     error = (lost * pull).sum(1)
     given = (weight, weight**2 * gram.diagonal(), keep, shrink, candidates)
     places = Anywhere(*given) if pattern is None else InGroups(*given, gram, pattern)
     rows = torch.arange(len(weight), device=weight.device)
-    left = max_swaps
-    while left > 0:
+    at_once = max(1, candidates // 2)
+    look_every = host.steps_between_looks(weight.device)
+    for number, done in enumerate(range(0, max_swaps, at_once)):
         few = _few(places, pull, gram, shrink)
-        steps = min(left, max(1, candidates // 2))
+        steps = min(max_swaps - done, at_once)
         flip, gain = _swap_among(few, SMALLEST_GAIN * error, steps, places.paired)
-        left -= steps
-        moved = flip.any(1)
-        if not moved.any():
-            break
         error -= gain
         pull -= F.embedding_bag(few.index, gram, per_sample_weights=few.value * flip, mode="sum")
-        row, place = flip.nonzero(as_tuple=True)
-        result[rows[row], few.index[row, place]] = place < flip.shape[1] // 2
+        grown = places.grown.expand_as(flip)
+        result[rows.unsqueeze(1), few.index.where(flip, columns)] = grown
         places.flip(flip)
-        if moved.sum() <= WORTH_LEAVING * len(moved):
-            rows, pull, error = rows[moved], pull[moved], error[moved]
-            places.only(moved)
-    return result
+        if (number + 1) % look_every:
+            continue
+        moved = flip.any(1)
+        count = int(moved.sum())
+        if not count:
+            break
+        if count <= WORTH_LEAVING * len(moved):
+            on = host.first_true(moved, count)
+            rows, pull, error = rows[on], pull[on], error[on]
+            places.only(on)
+    return result[:, :columns]
 
 
 def _few(places: Anywhere | InGroups, pull: Tensor, gram: Tensor, shrink: float) -> _Few:
@@ -134,14 +143,14 @@ def _swap_among(few: _Few, smallest: Tensor, steps: int, paired: bool) -> tuple[
     together = cross[:, :k, k:]
     together = together.diagonal(dim1=1, dim2=2) if paired else together.flatten(1)
     together = together - pairs(few.ridge).clamp(max=0)
-    row = torch.arange(len(cost), device=cost.device)
+    row, on_cpu = torch.arange(len(cost), device=cost.device), cost.device.type == "cpu"
     flip = torch.zeros_like(cost, dtype=torch.bool)
     gain = torch.zeros_like(smallest)
     for _ in range(steps):
         change, place = (pairs(cost) + together).min(dim=1)
         g, q = (place, place + k) if paired else (place // k, place % k + k)
         better = change < -smallest
-        if not better.any():
+        if on_cpu and not better.any():
             break
         gain -= torch.where(better, change, torch.zeros_like(change))
         cost = cost + (cross[row, g] + cross[row, q]) * better.unsqueeze(1)

@@ -8,10 +8,17 @@ it costs besides the term with c = G d (see `swap`), and are told which of the f
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.masks import Pattern
+from symprune.masks import Pattern, count_true
+
+
+def check_pattern(keep: Tensor, pattern: Pattern) -> None:
+    """Fail where a mask does not keep N of every M."""
+    if (count_true(keep.reshape(len(keep), -1, pattern.m)) != pattern.n).any():
+        raise SympruneError(f"The mask to be refined does not keep {pattern} everywhere.")
 
 
 class Anywhere:
@@ -24,25 +31,28 @@ class Anywhere:
     ) -> None:
         self.weight, self.own, self.shrink = weight, own, shrink
         self.few = min(candidates, weight.shape[1])
-        # infinite where there is nothing to grow, to prune
-        self.grow_own = ((1 - shrink) * own).masked_fill_(keep, torch.inf)
-        self.prune_own = ((1 + shrink) * own).masked_fill_(~keep, torch.inf)
+        # infinite where there is nothing to grow, to prune; one column more than there are, for
+        # what need not be written
+        self.grow_own = F.pad(((1 - shrink) * own).masked_fill_(keep, torch.inf), (0, 1))
+        self.prune_own = F.pad(((1 + shrink) * own).masked_fill_(~keep, torch.inf), (0, 1))
+        self.grown = torch.arange(2 * self.few, device=weight.device) < self.few
 
     def find(self, pull: Tensor) -> tuple[Tensor, Tensor]:
         """Columns and costs, `[rows, 2k]`: those to grow, then as many to prune."""
-        grow = torch.addcmul(self.grow_own, self.weight, pull, value=-2)
-        prune = torch.addcmul(self.prune_own, self.weight, pull, value=2)
+        grow = torch.addcmul(self.grow_own[:, :-1], self.weight, pull, value=-2)
+        prune = torch.addcmul(self.prune_own[:, :-1], self.weight, pull, value=2)
         best = [cost.topk(self.few, dim=1, largest=False) for cost in (grow, prune)]
         self.found = torch.cat([each.indices for each in best], 1)
         return self.found, torch.cat([each.values for each in best], 1)
 
     def flip(self, flips: Tensor) -> None:
         """Those of the found that `flips` says are now the other way round."""
-        row, place = flips.nonzero(as_tuple=True)
-        column, grown = self.found[row, place], place < self.few
-        prices = self.own[row, column]
-        self.grow_own[row, column] = ((1 - self.shrink) * prices).masked_fill_(grown, torch.inf)
-        self.prune_own[row, column] = ((1 + self.shrink) * prices).masked_fill_(~grown, torch.inf)
+        prices = self.own.gather(1, self.found)
+        column = self.found.where(flips, self.own.shape[1])
+        grow = ((1 - self.shrink) * prices).masked_fill_(self.grown, torch.inf)
+        prune = ((1 + self.shrink) * prices).masked_fill_(~self.grown, torch.inf)
+        self.grow_own.scatter_(1, column, grow)
+        self.prune_own.scatter_(1, column, prune)
 
     def only(self, rows: Tensor) -> None:
         """Go on with these rows alone."""
@@ -70,29 +80,28 @@ class InGroups:
         gram: Tensor,
         pattern: Pattern,
     ) -> None:
-        (rows, columns), n, m = weight.shape, pattern.n, pattern.m
+        columns, n, m = weight.shape[1], pattern.n, pattern.m
         groups = columns // m
-        if (keep.view(rows, groups, m).sum(2) != n).any():
-            raise SympruneError(f"The mask to be refined does not keep {pattern} everywhere.")
         self.weight, self.own, self.n, self.m = weight, own, n, m
         self.few = min(candidates, groups)
+        self.grown = torch.arange(2 * self.few, device=weight.device) < self.few
         # G between a column and those of its group
         inside = gram.view(groups, m, groups, m).diagonal(dim1=0, dim2=2)
         self.inside = inside.permute(2, 0, 1).reshape(columns, m)
-        self.sign = weight.new_tensor([[1.0]] * n + [[-1.0]] * (m - n))
+        places = torch.arange(m, device=weight.device).unsqueeze(1)
+        self.sign = torch.where(places < n, 1.0, -1.0).to(weight.dtype)
         self.ridge = 1 + shrink * self.sign
-        kept = keep.nonzero()[:, 1].view(rows, groups, n)
-        removed = (~keep).nonzero()[:, 1].view(rows, groups, m - n)
-        self.order = torch.cat([kept, removed], 2).transpose(1, 2).contiguous()
-        every_row = torch.arange(rows, device=weight.device).view(-1, 1, 1)
-        self.signed, self.alone, self.cross = self._prices(every_row, self.order)
+        self.order = _kept_first(keep, n, m)
+        self.signed, self.alone, self.cross = self._prices(self.order)
 
-    def _prices(self, row: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _prices(self, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of groups whose columns are `[..., m, groups]`: the weights, negative where removed; what
         flipping each costs besides the term with c; what each pair `[..., n, m - n, groups]` adds.
         """
-        signed = self.weight[row, columns] * self.sign
-        alone = self.own[row, columns] * self.ridge
+        own, weight = (
+            each.gather(1, columns.flatten(1)).view_as(columns) for each in (self.own, self.weight)
+        )
+        signed, alone = weight * self.sign, own * self.ridge
         kept, removed = columns[:, : self.n].unsqueeze(2), columns[:, self.n :].unsqueeze(1)
         cross = self.inside[kept, removed % self.m]
         cross *= 2 * signed[:, : self.n].unsqueeze(2)
@@ -129,16 +138,15 @@ class InGroups:
     def flip(self, flips: Tensor) -> None:
         """Those of the found that `flips` says are now the other way round."""
         group, place = self.found
-        row, number = flips[:, : self.few].nonzero(as_tuple=True)
-        group, (g, q) = group[row, number], place[row, :, number].T
-        grown = self.order[row, g, group]
-        self.order[row, g, group] = self.order[row, q, group]
-        self.order[row, q, group] = grown
-        columns = self.order[row, :, group].unsqueeze(2)
-        signed, alone, cross = self._prices(row.view(-1, 1, 1), columns)
-        self.signed[row, :, group] = signed.squeeze(2)
-        self.alone[row, :, group] = alone.squeeze(2)
-        self.cross[row, :, :, group] = cross.squeeze(3)
+        group = group.unsqueeze(1)
+        order = self.order.gather(2, group.expand(-1, self.m, -1))
+        pair = order.gather(1, place)
+        order.scatter_(1, place, pair.where(~flips[:, None, : self.few], pair.flip(1)))
+        signed, alone, cross = self._prices(order)
+        parts = (self.order, order), (self.signed, signed), (self.alone, alone), (self.cross, cross)
+        for whole, part in parts:
+            flat = part.flatten(1, -2)
+            whole.flatten(1, -2).scatter_(2, group.expand_as(flat), flat)
 
     def only(self, rows: Tensor) -> None:
         """Go on with these rows alone."""
@@ -146,3 +154,13 @@ class InGroups:
         self.signed, self.alone, self.cross = (
             each[rows] for each in (self.signed, self.alone, self.cross)
         )
+
+
+def _kept_first(keep: Tensor, n: int, m: int) -> Tensor:
+    """The columns of every group of M, the kept ones first: `[rows, m, groups]`."""
+    rows, columns = keep.shape
+    kept = keep.view(rows, -1, m).transpose(1, 2)
+    place = torch.where(kept, kept.cumsum(1), n + (~kept).cumsum(1)).sub_(1)
+    column = torch.arange(columns, device=keep.device).view(-1, m).T.expand_as(place)
+    order = torch.empty(place.shape, dtype=torch.long, device=keep.device)
+    return order.scatter_(1, place, column)
