@@ -34,13 +34,15 @@ def perplexity(
     seqlen: int = 2048,
     max_windows: int | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
+    bos: int | None = None,
 ) -> Perplexity:
     """Perplexity of `model` on one row of token ids.
 
     The row is cut into windows of `seqlen`, a remainder is left out, and in each window every token
-    but the first is predicted from those before it.
+    but the first is predicted from those before it. With bos, that first token is BOS and the text
+    is the `seqlen - 1` behind it: as many predictions a window, of every token of the text.
     """
-    windows = cut(ids, seqlen, max_windows)
+    windows = cut(ids, seqlen, max_windows, bos)
     training, device = model.training, model.get_input_embeddings().weight.device
     model.eval()
     losses = []
@@ -52,20 +54,27 @@ def perplexity(
     return summary(losses, seqlen)
 
 
-def cut(ids: Tensor, seqlen: int, max_windows: int | None = None) -> Tensor:
-    """`[windows, seqlen]` from one row of token ids, without its remainder."""
-    count = len(ids) // seqlen
-    if count == 0 or seqlen < 2:
+def cut(ids: Tensor, seqlen: int, max_windows: int | None = None, bos: int | None = None) -> Tensor:
+    """`[windows, seqlen]` from one row of token ids, without its remainder; with bos, each window
+    begins with that token, and one that the row itself begins with is left out."""
+    length = seqlen if bos is None else seqlen - 1
+    if bos is not None and ids[:1].tolist() == [bos]:
+        ids = ids[1:]
+    if seqlen < 2 or len(ids) < length:
         raise SympruneError(
             f"The evaluation text has {len(ids)} tokens, too few for one window of {seqlen}."
         )
+    count = len(ids) // length
     count = min(count, max_windows) if max_windows else count
-    return ids[: count * seqlen].view(count, seqlen)
+    windows = ids[: count * length].view(count, length)
+    return windows if bos is None else F.pad(windows, (1, 0), value=bos)
 
 
-def loss(logits: Tensor, window: Tensor) -> float:
-    """Mean negative log likelihood of a window's tokens but the first."""
-    return float(F.cross_entropy(logits[0, :-1].float(), window[1:].to(logits.device)))
+def loss(logits: Tensor, window: Tensor, predicted: slice = slice(1, None)) -> float:
+    """Mean negative log likelihood of a window's tokens, all but the first or some of them."""
+    first, last, _ = predicted.indices(len(window))
+    wanted = window[first:last].to(logits.device)
+    return float(F.cross_entropy(logits[0, first - 1 : last - 1].float(), wanted))
 
 
 def summary(losses: list[float], seqlen: int) -> Perplexity:

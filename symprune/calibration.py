@@ -61,6 +61,17 @@ def held_out_tokens(
     return torch.stack([ids[start : start + seqlen] for start in chosen]) if chosen else None
 
 
+def begin_with(tokens: Tensor, bos: int | None) -> Tensor:
+    """Windows that begin with BOS, as long as they were: the last token makes room. One that begins
+    with it already, as the start of a text does, is left as it is."""
+    if bos is None:
+        return tokens
+    if tokens.shape[1] < 2:
+        raise SympruneError("Windows of one token have no room for BOS; use a larger --seqlen.")
+    begun = torch.cat([torch.full_like(tokens[:, :1], bos), tokens[:, :-1]], dim=1)
+    return torch.where(tokens[:, :1] == bos, tokens, begun)
+
+
 def text(source: str, split: str) -> str:
     """The `train` (calibration) or `test` (held-out) text of a source; a file is all one text."""
     if source == "builtin":

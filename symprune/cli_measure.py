@@ -12,7 +12,7 @@ from rich.table import Table
 from symprune import console
 from symprune import options as o
 from symprune.errors import SympruneError
-from symprune.option_groups import Loading, expand
+from symprune.option_groups import Loading, TrustRemoteCode, expand
 
 
 @expand
@@ -25,6 +25,7 @@ def evaluate(
     ] = None,
     seqlen: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 2048,
     windows: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    bos: o.Bos = None,
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -72,12 +73,12 @@ def evaluate(
         record["zeroshot"] = result.to_json()
         del loaded
     if data or not tasks:
-        from symprune import run
+        from symprune.evaluation import evaluate as measure
 
         with console.display() as shown:
-            measured = run.evaluate(
+            measured = measure(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
-                shown.tell, shown.watch_eval, loading.access(),
+                shown.tell, shown.watch_eval, loading.access(), bos or "auto",
             )  # fmt: skip
         table = Table("model", "data", "windows", "seqlen", "perplexity")
         table.add_row(
@@ -93,7 +94,7 @@ def evaluate(
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
     json_file: o.JsonFile = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
     from symprune.checkpoint import read_record

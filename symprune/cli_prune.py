@@ -22,6 +22,7 @@ def prune(
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
+    bos: o.Bos = None,
     refine: Annotated[
         str | None,
         typer.Option(help="swap, dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
@@ -48,7 +49,9 @@ def prune(
     """
     from symprune import run
 
-    chosen = choosing.build(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
+    chosen = choosing.build(
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
+    )
     steps = refining.given() | o.given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
@@ -73,6 +76,7 @@ def refine_masks(
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
+    bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
     running: Running,
     loading: Loading,
@@ -85,7 +89,7 @@ def refine_masks(
     """
     from symprune import run
 
-    changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed)
+    changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos)
     made = run.recipe_of(masks)
     chosen = made.with_changes(refine=None, update=None, allocate=None, **changes)
     chosen = o.with_token_limit(chosen, token_limit)
@@ -127,7 +131,7 @@ def sweep(
         Path,
         typer.Option(
             help="YAML: lists of methods, sparsities, patterns, groups, alphas, betas, seeds and "
-            "refinements; nsamples, seqlen, calibration, eval_data and eval_windows for all."
+            "refinements; nsamples, seqlen, calibration, bos, eval_data and eval_windows for all."
         ),
     ],
     output: Annotated[

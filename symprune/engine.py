@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import allocate, decide, distributed, host, masks, memory, walk
+from symprune import allocate, bos, decide, distributed, host, masks, memory, walk
 from symprune.blocks import Blocks
-from symprune.calibration import calibration_tokens, held_out_tokens
+from symprune.bos import Bos
+from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
 from symprune.collect import Collector, collect, distinct_inputs
 from symprune.errors import HalfPrunedError, SympruneError
@@ -68,14 +69,15 @@ def prune(
     """Prune `model` in place and say what was done.
 
     data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
-    themselves, `[samples, length]`. report_error also measures every layer's reconstruction error.
-    base are masks made earlier, to be refined instead of made. embedded is what `walk.embed` made
-    of the same tokens, for callers that prune again and again. blocks says where the blocks are, if
-    not in memory. held_out are more tokens, which decide nothing: steps that fit the calibration
-    data are watched on them. gram_device is where Gram matrices are kept: with their layer (auto),
-    `cpu` or `disk`. batch_size is how many samples pass a block together; by default one on a CPU,
-    so that not a bit depends on it, and what an accelerator has room for (`memory.batch_size`). In
-    a torch.distributed process group the samples are divided among the processes.
+    themselves, `[samples, length]`, to which nothing is added. report_error also measures every
+    layer's reconstruction error. base are masks made earlier, to be refined instead of made.
+    embedded is what `walk.embed` made of the same tokens, for callers that prune again and again.
+    blocks says where the blocks are, if not in memory. held_out are more tokens, which decide
+    nothing: steps that fit the calibration data are watched on them. gram_device is where Gram
+    matrices are kept: with their layer (auto), `cpu` or `disk`. batch_size is how many samples pass
+    a block together; by default one on a CPU, so that not a bit depends on it, and what an
+    accelerator has room for (`memory.batch_size`). In a torch.distributed process group the samples
+    are divided among the processes.
 
     A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
     would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
@@ -88,8 +90,8 @@ def prune(
     check_choice("gram_device", gram_device, GRAM_DEVICES)
     if base is not None:
         _check_can_start_from_masks(recipe)
-    tokens, held_out, notes = _tokens(model, data, held_out, recipe, needs)
-    report = Report(recipe, tokens.shape[1], notes=notes)
+    tokens, held_out, notes, found = _tokens(model, data, held_out, recipe, needs)
+    report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
     plan = Plan(recipe, needs, report_error, base, gram_device)
     in_memory = blocks is None
@@ -117,17 +119,21 @@ def prune(
 
 def _tokens(
     model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: Needs
-) -> tuple[Tensor, Tensor | None, list[str]]:
+) -> tuple[Tensor, Tensor | None, list[str], Bos | None]:
     if isinstance(data, Tensor):
         if data.dim() != 2 or data.numel() == 0:
             raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
         if held_out is not None and held_out.shape[1:] != data.shape[1:]:
             raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
-        return data, held_out, []
+        return data, held_out, [], None
     if not reads_text(recipe, needs):
-        return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, []
+        return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, [], None
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
-    return *draw_tokens(data, recipe, needs, seqlen), notes
+    tokens, held_out = draw_tokens(data, recipe, needs, seqlen)
+    found = bos.decide(recipe.bos, data, model.config, bos.in_memory(model))
+    tokens = begin_with(tokens, found.token)
+    held_out = None if held_out is None else begin_with(held_out, found.token)
+    return tokens, held_out, [*notes, *found.notes], found
 
 
 def reads_text(recipe: Recipe, needs: Needs) -> bool:

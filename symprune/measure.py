@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symprune import distributed, walk
 from symprune.arguments import Allocate
+from symprune.bos import Losses
 from symprune.eval.perplexity import Perplexity, cut, loss, summary
 from symprune.stream import Source, StreamedModel
 
@@ -26,12 +27,14 @@ def perplexity(
     blocks_from: Source | None = None,
     at_once: int = 1,
     allocate: Allocate | None = None,
+    bos: int | None = None,
 ) -> Perplexity:
     """Perplexity on one row of token ids, `at_once` windows at a time.
 
-    blocks_from holds the blocks' weights, if not the model's own files.
+    blocks_from holds the blocks' weights, if not the model's own files. bos is the token windows
+    begin with, if any.
     """
-    windows = cut(ids, seqlen, max_windows)
+    windows = cut(ids, seqlen, max_windows, bos)
     mine = torch.arange(len(windows))[distributed.rank() :: distributed.size()]
     losses: dict[int, float] = {}
     with walk.ready(streamed.model):
@@ -54,8 +57,10 @@ def _losses(
     part: Callable[[float], None],
     blocks_from: Source | None,
     allocate: Allocate | None,
+    predicted: list[slice] | None = None,
 ) -> list[float]:
     layout, steps = streamed.layout, len(streamed) + 1
+    wanted = predicted or [slice(1, None)] * len(windows)
     with streamed.around():
         activations = walk.embed(layout, windows, allocate=allocate)
     for index in range(len(streamed)):
@@ -64,9 +69,19 @@ def _losses(
         part((index + 1) / steps)
     with streamed.around(head=True):
         return [
-            loss(walk.logits(layout, window[None], activations, number), window)
-            for number, window in enumerate(windows)
+            loss(walk.logits(layout, window[None], activations, number), window, part_of_it)
+            for number, (window, part_of_it) in enumerate(zip(windows, wanted, strict=True))
         ]
+
+
+def losses_of(streamed: StreamedModel) -> Losses:
+    """The losses of windows of text, all at once, for a model that stays on disk."""
+
+    def losses(windows: Tensor, predicted: list[slice]) -> list[float]:
+        with walk.ready(streamed.model):
+            return _losses(streamed, windows, lambda _: None, None, None, predicted)
+
+    return losses
 
 
 def windows_at_once(streamed: StreamedModel, seqlen: int, samples: int) -> int:

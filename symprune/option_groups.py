@@ -5,11 +5,37 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from symprune import options as o
 from symprune.errors import SympruneError
 from symprune.recipe import Recipe
+
+HUB = "Hub"
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        help="Branch, tag or commit of a model on the hub. [dim]\\[main][/dim]",
+        rich_help_panel=HUB,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        help="Token for gated or private models, if you are not logged in; it is kept nowhere.",
+        rich_help_panel=HUB,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python code that comes with a model.",
+        rich_help_panel=HUB,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -74,9 +100,9 @@ class Refining:
 class Loading:
     """How the model is fetched from the hub."""
 
-    revision: o.Revision = None
-    token: o.Token = None
-    trust_remote_code: o.TrustRemoteCode = False
+    revision: Revision = None
+    token: Token = None
+    trust_remote_code: TrustRemoteCode = False
 
     def access(self) -> Any:
         """As `hub.resolve` takes it."""

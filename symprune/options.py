@@ -21,29 +21,6 @@ Model = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
-HUB = "Hub"
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        help="Branch, tag or commit of a model on the hub. [dim]\\[main][/dim]",
-        rich_help_panel=HUB,
-    ),
-]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        help="Token for gated or private models, if you are not logged in; it is kept nowhere.",
-        rich_help_panel=HUB,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run the Python code that comes with a model.",
-        rich_help_panel=HUB,
-    ),
-]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Folder to write. [dim]\\[default: MODEL-METHOD-50][/dim]"),
@@ -88,6 +65,14 @@ TokenLimit = Annotated[
         rich_help_panel=CALIBRATION,
         help="A token counts at most this many times as much as the median one; 0: no limit. "
         "[dim]\\[default: the recipe's, else 0][/dim]",
+    ),
+]
+Bos = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=CALIBRATION,
+        help="Windows begin with BOS: auto (where the model needs it), always or never. "
+        "[dim]\\[default: auto][/dim]",
     ),
 ]
 Evaluate = Annotated[

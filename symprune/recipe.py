@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from symprune import allocations, masks, refinements, scores, updates
-from symprune.choices import check_names, read_mapping
+from symprune.choices import check_choice, check_names, read_mapping
 from symprune.errors import SympruneError
 
+BOS = ("auto", "always", "never")
 SHIPPED = Path(__file__).parent / "recipes"
 
 
@@ -26,7 +27,8 @@ class Recipe:
     group is `row` (each output channel loses the same number, Wanda's way) or `layer` (one
     threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). allocate says how much each
     layer gives; left out, all give the same. token_limit bounds what one calibration token counts
-    for: at most that many times the median token's length.
+    for: at most that many times the median token's length. bos says whether windows of text begin
+    with BOS, in calibration and evaluation: `auto` (where the model needs it), `always` or `never`.
     """
 
     method: str = "ria"
@@ -43,6 +45,7 @@ class Recipe:
     seqlen: int = 2048
     seed: int = 0
     calibration_seed: int | None = None
+    bos: str = "auto"
 
     def __post_init__(self) -> None:
         if self.sparsity is not None and self.pattern is not None:
@@ -63,6 +66,7 @@ class Recipe:
         limit = self.token_limit
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
+        check_choice("bos", self.bos, BOS)
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
         object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
         object.__setattr__(self, "update", updates.to_dict(self.weight_update))

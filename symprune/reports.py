@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from symprune.bos import Bos
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
 
@@ -51,6 +52,7 @@ class Report:
     peak_memory: int = 0
     parameters: int = 0
     notes: list[str] = field(default_factory=list)
+    bos: Bos | None = None
 
     @property
     def prunable(self) -> int:
@@ -77,6 +79,7 @@ class Report:
         return {
             "recipe": self.recipe.to_dict(),
             "seqlen": self.seqlen,
+            "bos": self.bos.to_dict() if self.bos else None,
             "sparsity": self.sparsity,
             "prunable": self.prunable,
             "removed": self.removed,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from symprune import (
+    bos,
     calibration,
     checkpoint,
     decide,
@@ -28,7 +29,7 @@ from symprune import (
     resume,
 )
 from symprune.arguments import Allocate
-from symprune.eval.perplexity import perplexity
+from symprune.bos import Bos
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
 from symprune.pack import open_shards, weight_files
@@ -106,19 +107,11 @@ def prune(
     seqlen, notes = engine.cap_seqlen(config, job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
-    data: Any = tokenizer
-    watched: Tensor | None = None
-    needs = decide.needs(job.recipe, job.report_error)
-    if engine.reads_text(job.recipe, needs):
-        tell(f"Drawing calibration text from {job.recipe.calibration}")
-        data, watched = engine.draw_tokens(tokenizer, job.recipe, needs, seqlen)
-    held_out: Tensor | None = None
-    if job.evaluate:
-        held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
+    texts = _read(job, tokenizer, seqlen, tell)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.force, job.restart, owner) as work:
-        facts = _facts(job, origin, version, data, base, device)
+        facts = _facts(job, origin, version, texts.data, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
@@ -127,14 +120,18 @@ def prune(
         if owner:
             distributed.wait()
         blocks = StreamedBlocks(opened.streamed, sink, progress, allocate)
-        ruler = _Ruler(job, opened.streamed, held_out, seqlen, allocate, tell, watch_eval)
+        found = _bos(job, opened.streamed, tokenizer, blocks, texts)
+        texts = texts.begun(found)
+        ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
         dense = blocks.once(f"dense {ruler}", ruler.measure)
         tell(_begins(job, progress, len(blocks)))
         report = engine.prune(
-            opened.streamed.model, data, job.recipe, meter, job.report_error, base, blocks=blocks,
-            held_out=watched, gram_device=job.gram_device, tell=tell,
+            opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
+            blocks=blocks, held_out=texts.watched, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
-        report.notes[:] = list(dict.fromkeys([*notes, *report.notes]))
+        report.bos = found
+        said = [*notes, *(found.notes if found else ()), *report.notes]
+        report.notes[:] = list(dict.fromkeys(said))
         pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(sink.pruned()))
         record = {
             "model": job.model,
@@ -229,6 +226,52 @@ def _sink(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> S
     return sink
 
 
+@dataclass(frozen=True)
+class _Texts:
+    """What a run reads: tokens to calibrate on (the tokenizer if there are none), others that watch
+    the steps that fit them, one row to measure perplexity on, and the token windows begin with."""
+
+    data: Any
+    watched: Tensor | None = None
+    held_out: Tensor | None = None
+    bos: int | None = None
+
+    def begun(self, found: Bos | None) -> _Texts:
+        """The same with BOS in front of every window, if that was found to be right."""
+        if found is None or found.token is None:
+            return self
+        data, watched = (
+            calibration.begin_with(tokens, found.token) if isinstance(tokens, Tensor) else tokens
+            for tokens in (self.data, self.watched)
+        )
+        return _Texts(data, watched, self.held_out, found.token)
+
+
+def _read(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
+    data, watched, held_out = tokenizer, None, None
+    needs = decide.needs(job.recipe, job.report_error)
+    if engine.reads_text(job.recipe, needs):
+        tell(f"Drawing calibration text from {job.recipe.calibration}")
+        data, watched = engine.draw_tokens(tokenizer, job.recipe, needs, seqlen)
+    if job.evaluate:
+        held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
+    return _Texts(data, watched, held_out)
+
+
+def _bos(
+    job: Job, streamed: StreamedModel, tokenizer: Any, blocks: StreamedBlocks, texts: _Texts
+) -> Bos | None:
+    """Whether windows begin with BOS, decided once for a run; None if there are no windows."""
+    if not isinstance(texts.data, Tensor) and texts.held_out is None:
+        return None
+
+    def decided() -> dict[str, Any]:
+        losses = measure.losses_of(streamed)
+        return bos.decide(job.recipe.bos, tokenizer, streamed.model.config, losses).to_dict()
+
+    return Bos(**blocks.once("bos", decided))
+
+
 def _begins(job: Job, progress: resume.Progress, blocks: int) -> str:
     if progress.finished:
         return f"Going on after block {progress.finished} of {blocks}: {job.recipe.describe()}"
@@ -241,24 +284,25 @@ class _Ruler:
 
     job: Job
     streamed: StreamedModel
-    held_out: Tensor | None
+    texts: _Texts
     seqlen: int
     allocate: Allocate | None
     tell: Tell
     tick: Tick
 
     def __str__(self) -> str:
-        return f"{self.job.held_out} {self.job.eval_windows} {self.held_out is not None}"
+        return f"{self.job.held_out} {self.job.eval_windows} {self.texts.held_out is not None}"
 
     def measure(self, pruned: Shards | None = None) -> dict[str, float] | None:
-        if self.held_out is None:
+        ids = self.texts.held_out
+        if ids is None:
             return None
         which = "pruned" if pruned else "dense"
         self.tell(f"Perplexity of the {which} model on {self.job.held_out}")
         at_once = measure.windows_at_once(self.streamed, self.seqlen, self.job.recipe.nsamples)
         return measure.perplexity(
-            self.streamed, self.held_out, self.seqlen, self.job.eval_windows, self.tick, pruned,
-            at_once, self.allocate,
+            self.streamed, ids, self.seqlen, self.job.eval_windows, self.tick, pruned,
+            at_once, self.allocate, self.texts.bos,
         ).to_dict()  # fmt: skip
 
 
@@ -278,38 +322,3 @@ def _compare(
         return []
     entry = {"data": data, "dense": dense["perplexity"], "pruned": pruned["perplexity"]}
     return [{**entry, "windows": pruned["windows"], "seqlen": pruned["seqlen"]}]
-
-
-def evaluate(
-    model_name: str,
-    data: str,
-    seqlen: int,
-    max_windows: int | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    tell: Tell = lambda _: None,
-    tick: Tick = lambda *_: None,
-    access: hub.Access | None = None,
-) -> dict[str, Any]:
-    """Perplexity of a saved model on a held-out text, as a record. It stays on disk if it can."""
-    origin = hub.resolve(model_name, access)
-    where = hub.pick_device(device)
-    config = hub.load_config(origin)
-    seqlen, notes = engine.cap_seqlen(config, seqlen)
-    tokenizer = hub.load_tokenizer(origin)
-    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
-    folder = hub.local_folder(origin)
-    if folder is None:
-        tell(f"Loading {model_name}")
-        model = hub.load_model(origin, dtype).to(where)
-        tell(f"Perplexity on {data}")
-        result = perplexity(model, ids, seqlen, max_windows, tick)
-    else:
-        hub.check_dtype(dtype)
-        trusted = origin.access.trust_remote_code
-        streamed = StreamedModel(open_shards(folder), config, dtype, where, trusted)
-        at_once = measure.windows_at_once(streamed, seqlen, 1)
-        tell(f"Perplexity on {data}")
-        result = measure.perplexity(streamed, ids, seqlen, max_windows, tick, at_once=at_once)
-    found = {"model": model_name, "revision": hub.version_of(origin), "data": data}
-    return {**found, **result.to_dict(), "notes": notes}

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration, decide, engine, scores, walk
+from symprune import bos, calibration, decide, engine, scores, walk
+from symprune.bos import Bos
 from symprune.choices import check_names, read_mapping
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
@@ -48,6 +49,7 @@ class Grid:
     nsamples: int = 128
     seqlen: int = 2048
     calibration_seed: int | None = None
+    bos: str = "auto"
     eval_data: str = "wikitext2"
     eval_windows: int | None = None
     report_error: bool = False
@@ -98,6 +100,7 @@ class Grid:
                     seqlen=self.seqlen,
                     seed=seed,
                     calibration_seed=self.calibration_seed,
+                    bos=self.bos,
                 )
                 unique.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), recipe)
         return list(unique.values())
@@ -125,6 +128,7 @@ class Sweep:
     results: Path
 
     def __post_init__(self) -> None:
+        self._begin = Bos(self.grid.bos, None, "not decided yet")
         self._embedded: dict[tuple[Any, ...], tuple[Tensor, Tensor | None, walk.Activations]] = {}
         self._dense = {
             id(m.parameter): m.parameter.detach().clone()
@@ -151,6 +155,7 @@ class Sweep:
             if key in done:
                 continue
             if dense is None:
+                self._begin = self._decided()
                 dense = self._perplexity(held_out, seqlen, tick)
             try:
                 done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
@@ -203,6 +208,7 @@ class Sweep:
             "data": self.grid.eval_data,
             "windows": self.grid.eval_windows,
             "seqlen": seqlen,
+            "bos": self._begin.to_dict(),
             "dense": dense,
             "perplexity": self._perplexity(held_out, seqlen, tick),
             "sparsity": report.sparsity,
@@ -214,7 +220,13 @@ class Sweep:
         return result
 
     def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
-        return perplexity(self.model, ids, seqlen, self.grid.eval_windows, tick).perplexity
+        windows, first = self.grid.eval_windows, self._begin.token
+        return perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+
+    def _decided(self) -> Bos:
+        """Whether windows begin with BOS: one answer for all cells, from the dense model."""
+        losses = bos.in_memory(self.model)
+        return bos.decide(self.grid.bos, self.tokenizer, self.model.config, losses)
 
     def _embed(self, recipe: Recipe, seqlen: int) -> tuple[Tensor, Tensor | None, walk.Activations]:
         """Calibration and held-out tokens, and both embedded; only the last set is kept."""
@@ -223,8 +235,10 @@ class Sweep:
             settings = (
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
-            tokens = calibration.calibration_tokens(*settings)
+            first = self._begin.token
+            tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
             watched = calibration.held_out_tokens(*settings)
+            watched = None if watched is None else calibration.begin_with(watched, first)
             both = tokens if watched is None else torch.cat([tokens, watched])
             with walk.ready(self.model):
                 embedded = walk.embed(find_layout(self.model), both)

@@ -84,6 +84,7 @@ def prune(
     ] = None,
     seqlen: o.SeqLen = None,
     seed: o.Seed = None,
+    bos: o.Bos = None,
     refine: Annotated[
         str | None, typer.Option(help="dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT)
     ] = None,
@@ -136,7 +137,7 @@ def prune(
     if client and calibration is not None:
         raise SympruneError("--calibration goes with --clients; each --client has its own text.")
     chosen = choosing.build(
-        nsamples=nsamples, seqlen=seqlen, seed=seed,
+        nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos,
         calibration=FEDERATED if client else calibration,
     )  # fmt: skip
     chosen = o.with_step(chosen, "refine", refine, refining.given())

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from symprune import calibration, checkpoint, engine, hub
+from symprune import bos, calibration, checkpoint, engine, hub
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process
@@ -114,22 +114,29 @@ def prune(
             texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
     tell(f"Loading {job.model}")
     model = hub.load_model(origin, job.dtype).to(device)
+    found = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
+    clients = [calibration.begin_with(tokens, found.token) for tokens in clients]
+    if reference is not None:
+        reference = calibration.begin_with(reference, found.token)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     checkpoint.check_output(job.folder, job.force, needed=size)
 
     def measure(which: str) -> dict[str, Any]:
-        found = {}
+        measured = {}
         for data, ids in texts.items():
             tell(f"Perplexity of the {which} model on {data}")
-            found[data] = perplexity(model, ids, seqlen, job.eval_windows, watch_eval)
-        return found
+            measured[data] = perplexity(
+                model, ids, seqlen, job.eval_windows, watch_eval, found.token
+            )
+        return measured
 
     dense = measure("dense")
     tell(f"Pruning with {len(clients)} clients: {job.recipe.describe()}")
     result = prune_in_process(
         model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch
     )
-    result.report.notes[:0] = notes
+    result.report.notes[:0] = [*notes, *found.notes]
+    result.report.bos = found
     pruned = measure("pruned")
     record = {
         "model": job.model,

@@ -3,7 +3,7 @@
 A client may be a new process for every message, so it reads the model each time and keeps its state
 in its folder. What it calibrates on, how much of it and what protection it insists on are the
 owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon`, `delta`, `clip`,
-`secure`, `revision`, `trust_remote_code`); the server decides none of them.
+`secure`, `bos`, `revision`, `trust_remote_code`); the server decides none of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from symprune import calibration, checkpoint, engine, hub
+from symprune import bos, calibration, checkpoint, engine, hub
+from symprune.bos import Bos
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
@@ -27,8 +28,10 @@ from symprune.fed.pruning.server import Server, check_recipe
 from symprune.fed.threads import limited_threads
 from symprune.fed.transport import Node, Setting, Transport, wait_for_all
 from symprune.recipe import Recipe
+from symprune.resume import write_durably
 
 STATE = "pruning.safetensors"
+BEGINNING = "bos.json"
 MODEL = "model"
 PATIENCE = 20  # pauses until everyone is connected; who is missing then is left out
 
@@ -91,7 +94,7 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
         model, recipe, len(job.texts), job.secure, job.privacy, job.reference, version, trusted
     )
     shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
-    shared |= {"secure": job.secure, "trust_remote_code": trusted}
+    shared |= {"secure": job.secure, "trust_remote_code": trusted, "bos": recipe.bos}
     if version is not None:
         shared["revision"] = version
     if job.privacy is not None:
@@ -114,13 +117,16 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     checkpoint.check_output(output, force=False)
     access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
     model, tokenizer = hub.load(task.model, device="cpu", access=access)
+    found = bos.decide(task.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     reference = None
     if task.privacy is not None:
         length, seed = task.recipe.seqlen, task.recipe.text_seed
         reference = calibration.calibration_tokens(
             task.reference, tokenizer, REFERENCE_WINDOWS, length, seed
         )
+        reference = calibration.begin_with(reference, found.token)
     server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference)
+    server.report.bos = found
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / STATE
     wait_for_all(transport, PATIENCE, pause)
@@ -137,7 +143,7 @@ def answer(data: bytes, node: Node) -> bytes:
     own log."""
     settings = Settings.of(node.config)
     with limited_threads():
-        model, tokens = settings.loaded()
+        model, tokens = settings.loaded(node.folder)
         return Client(model, tokens, settings.privacy, settings.secure, node.folder)(data)
 
 
@@ -156,6 +162,7 @@ class Settings:
     clip: float = 0.5
     revision: str | None = None
     trust_remote_code: bool = False
+    bos: str = "auto"
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -168,10 +175,22 @@ class Settings:
     def privacy(self) -> Privacy | None:
         return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
 
-    def loaded(self) -> tuple[nn.Module, Tensor]:
+    def loaded(self, folder: Path) -> tuple[nn.Module, Tensor]:
+        """The model and the owner's tokens. What was measured for them is kept in the folder."""
         access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
         model, tokenizer = hub.load(self.model, device="cpu", access=access)
         tokens = calibration.calibration_tokens(
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed
         )
-        return model, tokens
+        return model, calibration.begin_with(tokens, self._first(model, tokenizer, folder))
+
+    def _first(self, model: Any, tokenizer: Any, folder: Path) -> int | None:
+        """The token that windows begin with, decided once: every message is a new process."""
+        file, of = folder / BEGINNING, [self.model, self.revision, self.bos]
+        kept = json.loads(file.read_text()) if file.is_file() else {}
+        if kept.get("of") != of:
+            found = bos.decide(self.bos, tokenizer, model.config, bos.in_memory(model))
+            kept = {"of": of, "found": found.to_dict()}
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_durably(file, [json.dumps(kept).encode()])
+        return Bos(**kept["found"]).token

@@ -317,11 +317,12 @@ def tokens(samples: int = 4, length: int = 16, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (samples, length), generator=generator)
 
 
-def tokenizer() -> Any:
-    """A byte-pair tokenizer of the models' vocabulary, trained on a little text in a moment."""
+def tokenizer(begins: bool = False) -> Any:
+    """A byte-pair tokenizer of the models' vocabulary, trained on a little text in a moment; with
+    `begins`, one that puts BOS before every text."""
     from pydoc_data.topics import topics
 
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -330,6 +331,10 @@ def tokenizer() -> Any:
         vocab_size=VOCABULARY, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
     )
     made.train_from_iterator([topics["lambda"], topics["if"], topics["while"]], trainer)
+    if begins:
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )

@@ -1,0 +1,73 @@
+"""Measuring a saved model from its name: perplexity on a held-out text. What `symprune eval` calls.
+
+The model stays on disk, as in `run`, if it is made of safetensors files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from symprune import bos, calibration, checkpoint, engine, hub, measure
+from symprune.bos import Bos
+from symprune.eval.perplexity import perplexity
+from symprune.pack import open_shards
+from symprune.stream import StreamedModel
+
+
+def evaluate(
+    model_name: str,
+    data: str,
+    seqlen: int,
+    max_windows: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    tell: Callable[[str], None] = lambda _: None,
+    tick: Callable[[int, int], None] = lambda *_: None,
+    access: hub.Access | None = None,
+    begin: str = "auto",
+) -> dict[str, Any]:
+    """Perplexity of a saved model on a held-out text, as a record. begin says whether windows begin
+    with BOS."""
+    hub.check_dtype(dtype)
+    origin = hub.resolve(model_name, access)
+    where = hub.pick_device(device)
+    config = hub.load_config(origin)
+    seqlen, notes = engine.cap_seqlen(config, seqlen)
+    tokenizer = hub.load_tokenizer(origin)
+    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    folder = hub.local_folder(origin)
+    if folder is None:
+        tell(f"Loading {model_name}")
+        model = hub.load_model(origin, dtype).to(where)
+        found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
+        tell(f"Perplexity on {data}")
+        result = perplexity(model, ids, seqlen, max_windows, tick, found.token)
+    else:
+        trusted = origin.access.trust_remote_code
+        streamed = StreamedModel(open_shards(folder), config, dtype, where, trusted)
+        found = _as_pruned(folder, begin) or bos.decide(
+            begin, tokenizer, config, measure.losses_of(streamed)
+        )
+        at_once = measure.windows_at_once(streamed, seqlen, 1)
+        tell(f"Perplexity on {data}")
+        result = measure.perplexity(
+            streamed, ids, seqlen, max_windows, tick, at_once=at_once, bos=found.token
+        )
+    return {
+        "model": model_name,
+        "revision": hub.version_of(origin),
+        "data": data,
+        "bos": found.to_dict(),
+        **result.to_dict(),
+        "notes": [*notes, *found.notes],
+    }
+
+
+def _as_pruned(folder: Path, begin: str) -> Bos | None:
+    """What was decided when the model in a folder was pruned: what was measured on the dense model
+    need not come out of the pruned one."""
+    record = checkpoint.read_record(folder) if begin == "auto" else None
+    found = record.get("bos") if record else None
+    return Bos(**found) if found else None
