@@ -98,8 +98,9 @@ def prune(
     with walk.ready(model):
         tokens = distributed.share(tokens)
         if blocks is None:
-            batch_size = batch_size or memory.batch_size(model, tokens.shape[1])
-            blocks = Blocks(layout, embedded, batch_size)
+            embeddings = model.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+            room = (device_of(model), tokens.shape[1], embeddings.shape[1], embeddings.dtype)
+            blocks = Blocks(layout, embedded, batch_size or memory.batch_size(*room))
         if recipe.allocation is not None:
             with _timed(report, "allocate"):
                 counts = blocks.once(

@@ -62,7 +62,8 @@ def _losses(
     layout, steps = streamed.layout, len(streamed) + 1
     wanted = predicted or [slice(1, None)] * len(windows)
     with streamed.around():
-        activations = walk.embed(layout, windows, allocate=allocate)
+        at_once = streamed.batch_size(windows.shape[1])
+        activations = walk.embed(layout, windows, allocate=allocate, at_once=at_once)
     for index in range(len(streamed)):
         with streamed.block(index, blocks_from) as block:
             activations.advance(index, block)
@@ -86,7 +87,6 @@ def losses_of(streamed: StreamedModel) -> Losses:
 
 def windows_at_once(streamed: StreamedModel, seqlen: int, samples: int) -> int:
     """As many windows as calibration samples, or as take the room of one block, if that is more."""
-    width = streamed.model.get_input_embeddings().weight.shape[1]
-    window = seqlen * width * streamed.dtype.itemsize
+    window = seqlen * streamed.width * streamed.dtype.itemsize
     block = sum(p.numel() * p.element_size() for p in streamed.layout.blocks[0].parameters())
     return max(1, samples, block // window)

@@ -6,7 +6,6 @@ import ctypes
 import resource
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -55,15 +54,13 @@ def free(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
-def batch_size(model: Any, seqlen: int) -> int:
+def batch_size(device: torch.device, seqlen: int, width: int, dtype: torch.dtype) -> int:
     """How many samples should pass a block together: enough tokens to keep an accelerator busy, if
     their activations take no more than half of the free memory; on a CPU one at a time, which is
     no slower there."""
-    embeddings = model.get_input_embeddings().weight
-    if embeddings.device.type in ("cpu", "meta") or seqlen == 0:
+    if device.type == "cpu" or seqlen == 0:
         return 1
-    sample = seqlen * embeddings.shape[1] * embeddings.element_size() * WIDEST
-    fits = free(embeddings.device) // (2 * sample)
+    fits = free(device) // (2 * WIDEST * seqlen * width * dtype.itemsize)
     return max(1, min(fits, BUSY_TOKENS // seqlen))
 
 

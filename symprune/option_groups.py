@@ -126,6 +126,7 @@ class Running:
     eval_windows: o.EvalWindows = None
     json_file: o.JsonFile = None
     device_map: o.DeviceMap = None
+    batch_size: o.BatchSize = None
     offload_activations: o.Offload = None
     restart: o.Restart = False
     log: o.Log = None

@@ -121,6 +121,15 @@ Offload = Annotated[
         rich_help_panel=SCALE,
     ),
 ]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Samples that pass a block together. "
+        "[dim]\\[1 on a CPU, else what memory allows][/dim]",
+        rich_help_panel=SCALE,
+    ),
+]
 Restart = Annotated[
     bool,
     typer.Option(

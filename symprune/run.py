@@ -64,6 +64,7 @@ class Job:
     offload: Path | None = None
     log: Path | None = None
     gram_device: str = "auto"
+    batch_size: int | None = None
     access: hub.Access = field(default_factory=hub.Access)
 
     @property
@@ -120,6 +121,9 @@ def prune(
         if owner:
             distributed.wait()
         blocks = StreamedBlocks(opened.streamed, sink, progress, allocate)
+        blocks.at_once = job.batch_size or blocks.once(
+            "batch size", lambda: opened.streamed.batch_size(seqlen)
+        )
         found = _bos(job, opened.streamed, tokenizer, blocks, texts)
         texts = texts.begun(found)
         ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
@@ -209,6 +213,7 @@ def _facts(
         "calibration tokens": resume.digest(data) if isinstance(data, Tensor) else None,
         "masks": resume.digest(*(base.bits(name) for name in base)) if base else None,
         "report_error": job.report_error,
+        "batch_size": job.batch_size,
         "dtype": job.dtype,
         "device": device.type,
         "processes": distributed.size(),

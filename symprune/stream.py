@@ -112,6 +112,15 @@ class StreamedModel:
             loading.release(self.model, self._names_around())
             memory.return_free_pages()
 
+    @property
+    def width(self) -> int:
+        """The channels of the hidden states."""
+        return int(self.model.get_input_embeddings().weight.shape[1])
+
+    def batch_size(self, seqlen: int) -> int:
+        """How many samples should pass a block together."""
+        return memory.batch_size(self.device, seqlen, self.width, self.dtype)
+
     def load_all(self) -> Any:
         """The whole model in memory, as `from_pretrained` would have it."""
         for names, device in zip(self._of_block, self.devices, strict=True):
