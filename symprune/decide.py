@@ -17,7 +17,6 @@ from torch import Tensor
 from symprune import masks
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
-from symprune.updates import LeastSquares
 
 
 def needs(recipe: Recipe, report_error: bool = False) -> Needs:
@@ -58,33 +57,39 @@ def decide(
     """Which weights of the matrix `name` stay. Without statistics the weights alone decide.
 
     base is a mask made earlier; without it the recipe's criterion makes one that removes `removed`
-    weights, or what the recipe says. held_out are statistics of tokens that decide nothing: the
-    error is measured on them as well.
+    weights, or what the recipe says, if anything starts from it or is compared with it. held_out
+    are statistics of tokens that decide nothing: the error is measured on them as well.
     """
 
     def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
         score = _score(name, values, inputs, outputs, recipe)
         return _mask(score, recipe, removed, share)
 
-    if base is None:
+    update = recipe.weight_update if inputs is not None else None
+    watched = held_out is not None or (report_error and inputs is not None)
+    if base is None and (watched or update is None or not update.finds_mask):
         base = mask_of(weight)
-    keep = base
-    chosen, update = recipe.refinement, recipe.weight_update
-    if chosen is not None and inputs is not None and chosen.layers in ("all", part):
-        keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
-    decision = Decision(keep)
-    if update is not None and inputs is not None:
-        if isinstance(update, LeastSquares) and recipe.rounds > 1:
-            fitted = update.in_rounds(weight, inputs, mask_of)
-        else:
-            share = recipe.target_sparsity if removed is None else removed / weight.numel()
-            fitted = update(weight, keep, inputs, share, recipe.n_of_m)
-        decision.weight, decision.keep = fitted
-    if report_error and inputs is not None:
-        decision.figures = errors(weight, base, decision, inputs)
-    if held_out is not None:
-        decision.figures |= held_out_errors(weight, base, decision, held_out)
+    if update is not None and inputs is not None and update.finds_mask:
+        share = recipe.target_sparsity if removed is None else removed / weight.numel()
+        decision = Decision(*update.find(weight, inputs, mask_of, share, recipe.n_of_m))
+    else:
+        assert base is not None
+        decision = _from_base(part, weight, base, inputs, recipe)
+    if base is not None and watched:
+        measured = inputs if report_error else None
+        decision.figures = _figures(weight, base, decision, measured, held_out)
     return decision
+
+
+def _from_base(
+    part: str, weight: Tensor, base: Tensor, inputs: ChannelStats | None, recipe: Recipe
+) -> Decision:
+    chosen, update, keep = recipe.refinement, recipe.weight_update, base
+    if inputs is None:
+        return Decision(keep)
+    if chosen is not None and chosen.layers in ("all", part):
+        keep = chosen(weight, base, inputs, recipe.n_of_m, recipe.method)
+    return Decision(keep, None if update is None else update(weight, keep, inputs))
 
 
 def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> Tensor:
@@ -116,37 +121,34 @@ def _score(
     return recipe.criterion(weight, statistics, recipe.params)
 
 
-def errors(
-    weight: Tensor, base: Tensor, decision: Decision, inputs: ChannelStats
+def _figures(
+    weight: Tensor,
+    base: Tensor,
+    decision: Decision,
+    inputs: ChannelStats | None,
+    held_out: ChannelStats | None,
 ) -> dict[str, float]:
-    """||X(W~-W)||_F / ||XW||_F, and the mean over rows of the expected error's size, of the base
-    mask and of what was decided."""
-    pruned, final = _before_and_after(weight, base, decision)
+    """Of the base mask and of what was decided: ||X(W~-W)||_F / ||XW||_F on the tokens that decided
+    and on others, and the mean over rows of the expected error's size."""
     weight = weight.float()
-    relative = relative_errors(weight, (pruned, final), inputs.gram)
-    return {
-        "relative_error_base": relative[0],
-        "relative_error": relative[1],
-        "expected_error_before": float(((weight - pruned) @ inputs.mean).abs().mean()),
-        "expected_error_after": float(((weight - final) @ inputs.mean).abs().mean()),
-        "exchanged": int(masks.count_true((decision.keep & ~base).flatten())),
-    }
-
-
-def held_out_errors(
-    weight: Tensor, base: Tensor, decision: Decision, held_out: ChannelStats
-) -> dict[str, float]:
-    """The relative errors before and after, on tokens that decided nothing."""
-    pruned, final = _before_and_after(weight, base, decision)
-    weight = weight.float()
-    before, after = relative_errors(weight, (pruned, final), held_out.gram)
-    return {"held_out_error_base": before, "held_out_error": after}
-
-
-def _before_and_after(weight: Tensor, base: Tensor, decision: Decision) -> tuple[Tensor, Tensor]:
-    weight = weight.float()
-    changed = decision.weight
-    return weight * base, weight * decision.keep if changed is None else changed
+    changed = [weight * base]
+    if decision.weight is not None or decision.keep is not base:
+        changed.append(weight * decision.keep if decision.weight is None else decision.weight)
+    figures: dict[str, float] = {}
+    if inputs is not None:
+        relative = relative_errors(weight, changed, inputs.gram)
+        expected = [float(((weight - each) @ inputs.mean).abs().mean()) for each in changed]
+        figures |= {
+            "relative_error_base": relative[0],
+            "relative_error": relative[-1],
+            "expected_error_before": expected[0],
+            "expected_error_after": expected[-1],
+            "exchanged": int(masks.count_true((decision.keep & ~base).flatten())),
+        }
+    if held_out is not None:
+        relative = relative_errors(weight, changed, held_out.gram)
+        figures |= {"held_out_error_base": relative[0], "held_out_error": relative[-1]}
+    return figures
 
 
 def relative_errors(weight: Tensor, changed: Iterable[Tensor], gram: Tensor) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from symprune import allocate, decide, distributed, host, masks, memory, walk
 from symprune.blocks import Blocks
 from symprune.calibration import calibration_tokens, held_out_tokens
 from symprune.choices import check_choice
-from symprune.errors import SympruneError
+from symprune.errors import HalfPrunedError, SympruneError
 from symprune.hub import max_length
 from symprune.maskset import MaskSet
 from symprune.models import Layout, Matrix, device_of, find_layout
@@ -71,6 +71,9 @@ def prune(
     data are watched on them. gram_device is where Gram matrices are kept: with their layer (auto),
     `cpu` or `disk`. In a torch.distributed process group the samples are divided among the
     processes.
+
+    A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
+    would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
@@ -83,6 +86,7 @@ def prune(
     report = Report(recipe, tokens.shape[1], notes=notes)
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     plan = Plan(recipe, needs, report_error, base, gram_device)
+    in_memory = blocks is None
     with walk.ready(model):
         blocks = blocks or Blocks(layout, embedded)
         tokens = distributed.share(tokens)
@@ -96,7 +100,8 @@ def prune(
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
-        _walk(layout, blocks, tokens, report, plan, watch, tell)
+        with _half_pruned(layout, report) if in_memory else nullcontext():
+            _walk(layout, blocks, tokens, report, plan, watch, tell)
     report.notes += warnings(report.layers)
     report.peak_memory = memory.peak()
     return report
@@ -207,6 +212,25 @@ def _walk(
         with blocks.block(index) as block:
             visit(index, block)
         watch("done", index, count, samples, samples, "")
+
+
+@contextmanager
+def _half_pruned(layout: Layout, report: Report) -> Iterator[None]:
+    """An error says how much of the model is pruned already; the last block may be so in part."""
+    try:
+        yield
+    except SympruneError as error:
+        pruned, count = {layer.name for layer in report.layers}, len(layout.blocks)
+        blocks = sum(
+            any(matrix.name in pruned for matrix in layout.matrices(index))
+            for index in range(count)
+        )
+        if not blocks:
+            raise
+        raise HalfPrunedError(
+            f"{error} {blocks} of {count} blocks of the model in memory are already pruned; load "
+            "it again."
+        ) from error
 
 
 def _collect(

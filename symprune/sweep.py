@@ -23,7 +23,7 @@ from torch import Tensor
 
 from symprune import calibration, decide, engine, scores, walk
 from symprune.choices import check_names, read_mapping
-from symprune.errors import SympruneError
+from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.models import find_layout
 from symprune.recipe import Recipe
@@ -154,6 +154,8 @@ class Sweep:
                 dense = self._perplexity(held_out, seqlen, tick)
             try:
                 done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+            except HalfPrunedError as error:  # dense again in a moment
+                raise SympruneError(str(error.__cause__)) from error
             finally:
                 self._restore()
             append_result(self.results, done[key])

@@ -41,23 +41,21 @@ class LeastSquares:
         """A sentence, where it finds the mask itself; empty where it takes the one it is given."""
         return "Rounds find the mask themselves" if self.rounds > 1 else ""
 
-    def __call__(
+    def __call__(self, weight: Tensor, keep: Tensor, stats: ChannelStats) -> Tensor:
+        """The weights under a mask, re-fitted."""
+        return update.least_squares(weight, keep, stats.gram, **self._options(stats))
+
+    def find(
         self,
         weight: Tensor,
-        keep: Tensor,
         stats: ChannelStats,
+        mask_of: alternate.MaskOf,
         sparsity: float,
         pattern: Pattern | None,
     ) -> tuple[Tensor, Tensor]:
-        fitted = update.least_squares(weight, keep, stats.gram, **self._options(stats))
-        return fitted, keep
-
-    def in_rounds(
-        self, weight: Tensor, stats: ChannelStats, mask_of: alternate.MaskOf
-    ) -> tuple[Tensor, Tensor]:
-        """Mask and weights found in turn."""
+        """Mask and weights, found in turn; mask_of knows how many stay."""
         options = self._options(stats)
-        return alternate.alternate(
+        fitted, keep = alternate.alternate(
             weight,
             stats.gram,
             mask_of,
@@ -66,6 +64,7 @@ class LeastSquares:
             iters=self.round_iters,
             **options,
         )
+        return keep, fitted
 
     def _options(self, stats: ChannelStats) -> dict[str, Any]:
         return {
@@ -98,23 +97,32 @@ class SparseGPT:
         """As `LeastSquares.finds_mask`."""
         return "sparsegpt finds the mask itself unless select is false" if self.select else ""
 
-    def __call__(
+    def __call__(self, weight: Tensor, keep: Tensor, stats: ChannelStats) -> Tensor:
+        """The weights under a mask, updated."""
+        fitted, _ = update.sparsegpt(
+            weight, keep, stats.gram, damping=self.damping, block=self.block
+        )
+        return fitted
+
+    def find(
         self,
         weight: Tensor,
-        keep: Tensor,
         stats: ChannelStats,
+        mask_of: alternate.MaskOf,
         sparsity: float,
         pattern: Pattern | None,
     ) -> tuple[Tensor, Tensor]:
-        return update.sparsegpt(
+        """Mask and weights, as the paper does; the recipe's method, mask_of, has no say."""
+        fitted, keep = update.sparsegpt(
             weight,
-            None if self.select else keep,
+            None,
             stats.gram,
             sparsity=sparsity,
             pattern=pattern,
             damping=self.damping,
             block=self.block,
         )
+        return keep, fitted
 
 
 Update = LeastSquares | SparseGPT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import families
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import symprune
-from symprune import engine, memory, walk
-from symprune.errors import SympruneError
+from symprune import engine, memory, run, walk
+from symprune.errors import HalfPrunedError, SympruneError
 from symprune.models import find_layout
 from symprune.recipe import Recipe
 from symprune.stats import SQUARE, Needs
@@ -181,6 +182,44 @@ def test_non_finite_weights_and_activations_name_the_layer() -> None:
     model.get_input_embeddings().weight.data[5] = torch.inf
     with pytest.raises(SympruneError, match=r"layers\.0\.self_attn\.q_proj.*activations"):
         engine.prune(model, torch.full((1, 8), 5), Recipe())
+
+
+def test_a_failure_on_the_way_says_how_much_of_a_model_in_memory_is_pruned() -> None:
+    model = families.model()
+    overflowing(model)
+    with pytest.raises(HalfPrunedError, match=r"2 of 2 blocks of the model in memory.*load it"):
+        engine.prune(model, families.tokens(), Recipe())
+    first = model.model.layers[0].self_attn.q_proj.weight
+    assert (first == 0).sum() == first.numel() // 2
+
+
+def test_a_failure_before_anything_is_pruned_does_not_speak_of_it() -> None:
+    model = families.model()
+    untouched = {name: value.clone() for name, value in model.state_dict().items()}
+    model.get_input_embeddings().weight.data[5] = torch.inf
+    with pytest.raises(SympruneError) as caught:
+        engine.prune(model, torch.full((1, 8), 5), Recipe())
+    assert not isinstance(caught.value, HalfPrunedError) and "in memory" not in str(caught.value)
+    untouched["model.embed_tokens.weight"][5] = torch.inf
+    assert all(torch.equal(model.state_dict()[name], untouched[name]) for name in untouched)
+
+
+def test_a_failure_of_a_model_on_disk_loses_nothing_and_says_nothing_of_it(tmp_path: Path) -> None:
+    model = families.model("smollm")
+    overflowing(model)
+    model.save_pretrained(tmp_path / "dense")
+    families.tokenizer().save_pretrained(tmp_path / "dense")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "dense").iterdir()}
+    recipe = Recipe(calibration=__file__, nsamples=3, seqlen=16)
+    job = run.Job(str(tmp_path / "dense"), recipe, tmp_path / "out", evaluate=False)
+    with pytest.raises(SympruneError, match=r"layers\.1\.mlp\.down_proj.*activations\.$"):
+        run.prune(job)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "dense").iterdir()} == before
+
+
+def overflowing(model: Any) -> None:
+    """Activations that are infinite in the last matrix of the last block, not before."""
+    model.model.layers[1].mlp.up_proj.weight.data.fill_(1e38)
 
 
 def test_a_pattern_that_does_not_divide_names_the_layer_before_any_work() -> None:

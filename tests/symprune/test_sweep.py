@@ -8,6 +8,7 @@ from typing import Any
 
 import families
 import pytest
+import torch
 
 from symprune import calibration, engine, hub, walk
 from symprune.errors import SympruneError
@@ -132,3 +133,14 @@ def test_a_bad_grid_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text("[1")
     with pytest.raises(SympruneError, match=r"g\.yaml"):
         Grid.load(tmp_path / "g.yaml")
+
+
+def test_a_cell_that_fails_leaves_the_model_dense_and_does_not_ask_to_load_it_again(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    model, tokenizer = hub.load(str(tiny_folder), device="cpu")
+    model.model.layers[1].mlp.up_proj.weight.data.fill_(1e38)
+    dense = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(SympruneError, match=r"down_proj.*activations\.$"):
+        sweep((model, tokenizer), tmp_path / "r.jsonl", methods=["wanda"]).run()
+    assert all(torch.equal(value, dense[name]) for name, value in model.state_dict().items())
