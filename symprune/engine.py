@@ -286,15 +286,14 @@ def prune_block(
 
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
-    _check_finite(found, measured)
-    kept, fused = MaskSet(), dict[str, Tensor]()
-    layers: list[LayerReport] = []
+    weights = {matrix.name: matrix.weight for matrix in found}
+    decide.check_finite(weights, measured.inputs, measured.outputs)
+    kept, fused, before = MaskSet(), dict[str, Tensor](), len(report.layers)
     removed: list[Tensor] = []
     watched = watched or walk.Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        keep, layer = _prune_matrix(matrix, measured, report, plan, watched)
-        layers.append(layer)
+        keep = _prune_matrix(matrix, measured, report, plan, watched)
         removed.append(keep.numel() - masks.count_true(keep.flatten()))
         keep = keep.T if matrix.transposed else keep
         if matrix.expert is None:
@@ -306,33 +305,15 @@ def prune_block(
     for name, keep in fused.items():
         kept[name] = keep
     kept.fetch()
-    for layer, count in zip(layers, host.bring(removed), strict=True):
-        report.layers.append(replace(layer, removed=int(count)))
+    for number, count in enumerate(host.bring(removed), before):
+        report.layers[number] = replace(report.layers[number], removed=int(count))
     return kept
-
-
-def _check_finite(found: list[Matrix], measured: walk.Collector) -> None:
-    """Fail before anything of the block is changed, after one look at all of it."""
-    finite: list[tuple[Tensor, str]] = []
-    looked: set[int] = set()
-    for matrix in found:
-        weights = torch.isfinite(matrix.weight).all()
-        finite.append((weights, f"{matrix.name} has NaN or infinite weights."))
-        for table in (measured.inputs, measured.outputs):
-            stats = table.get(matrix.name)
-            if stats is not None and id(stats) not in looked:
-                looked.add(id(stats))
-                sentence = f"{matrix.name} sees NaN or infinite activations."
-                finite += [(flag, sentence) for flag in stats.finite()]
-    for flag, (_, sentence) in zip(host.bring([flag for flag, _ in finite]), finite, strict=True):
-        if not flag:
-            raise SympruneError(sentence)
 
 
 def _prune_matrix(
     matrix: Matrix, measured: walk.Collector, report: Report, plan: Plan, watched: walk.Collector
-) -> tuple[Tensor, LayerReport]:
-    """Make and apply a matrix's mask, `[out, in]`; what was done, but for the number removed."""
+) -> Tensor:
+    """Make and apply a matrix's mask, `[out, in]`; how much it removes is reported later."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
     if plan.needs and not (inputs or outputs):
         report.notes.append(f"{matrix.name} saw no calibration tokens: its weights decide.")
@@ -356,8 +337,9 @@ def _prune_matrix(
     matrix.apply(decision.keep)
     tokens = (inputs or outputs or ChannelStats(0)).tokens
     names = (matrix.name, matrix.kind, matrix.part)
-    layer = LayerReport(*names, *matrix.weight.shape, 0, tokens, decision.figures)
-    return decision.keep, layer
+    rows, columns = matrix.weight.shape
+    report.layers.append(LayerReport(*names, rows, columns, 0, tokens, decision.figures))
+    return decision.keep
 
 
 def _allocation(
