@@ -1,7 +1,7 @@
 """Speed and memory of the pruning engine, as ratios within one run.
 
     python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [frontier] [engine]
-                                [memory]
+                                [memory] [waits]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
 Every figure is the best of a few repetitions, the two sides of a ratio taken in turns; the whole
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -238,6 +239,31 @@ def memory() -> None:
     console.print(table)
 
 
+def waits() -> None:
+    """How often the host waits for an accelerator, counted on the tests' pretend device."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+    from pretend_device import PretendDevice
+
+    dense, tokens = llama(2, 64, 176), torch.randint(0, 512, (4, 32))
+    dsnot = {"name": "dsnot", "layers": "all"}
+    methods = ("magnitude", "wanda", "ria", "symwanda", "stochria")
+    recipes = [Recipe(method=method) for method in methods]
+    recipes += [Recipe(method="wanda", group="layer"), Recipe(method="wanda", pattern="2:4")]
+    recipes += [Recipe(method="wanda", allocate=name) for name in ("owl", "error")]
+    recipes += [Recipe(method="wanda", refine=refine) for refine in (dsnot, "swap")]
+    recipes += [Recipe(method="wanda", update=update) for update in ("lsq", "sparsegpt")]
+    table = Table("host waits for an accelerator", "a matrix", "a matrix, errors reported")
+    for recipe in recipes:
+        counts = []
+        for report_error in (False, True):
+            with PretendDevice() as device:
+                model = device.take(dense)
+                report = engine.prune(model, tokens, recipe, report_error=report_error)
+            counts.append(device.own_waits / len(report.layers))
+        table.add_row(recipe.describe(), *(f"{count:.1f}" for count in counts))
+    console.print(table)
+
+
 PARTS = {
     "selection": selection,
     "sampling": sampling,
@@ -246,6 +272,7 @@ PARTS = {
     "frontier": frontier,
     "engine": whole_engine,
     "memory": memory,
+    "waits": waits,
 }
 
 if __name__ == "__main__":

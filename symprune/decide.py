@@ -7,14 +7,15 @@ that measured them, or a server that was sent them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from symprune import masks
+from symprune import host, masks
+from symprune.errors import SympruneError
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
 
@@ -134,33 +135,62 @@ def _figures(
     changed = [weight * base]
     if decision.weight is not None or decision.keep is not base:
         changed.append(weight * decision.keep if decision.weight is None else decision.weight)
+    asked: dict[str, list[Tensor]] = {}
+    if inputs is not None:
+        asked["relative"] = _sizes(weight, changed, inputs.gram)
+        asked["expected"] = [((weight - each) @ inputs.mean).abs().mean() for each in changed]
+        asked["exchanged"] = [masks.count_true((decision.keep & ~base).flatten())]
+    if held_out is not None:
+        asked["held out"] = _sizes(weight, changed, held_out.gram)
+    answers = iter(host.bring([value for values in asked.values() for value in values]))
+    found = {name: [next(answers) for _ in values] for name, values in asked.items()}
     figures: dict[str, float] = {}
     if inputs is not None:
-        relative = relative_errors(weight, changed, inputs.gram)
-        expected = [float(((weight - each) @ inputs.mean).abs().mean()) for each in changed]
+        relative, expected = _relative(found["relative"]), found["expected"]
         figures |= {
             "relative_error_base": relative[0],
             "relative_error": relative[-1],
             "expected_error_before": expected[0],
             "expected_error_after": expected[-1],
-            "exchanged": int(masks.count_true((decision.keep & ~base).flatten())),
+            "exchanged": int(found["exchanged"][0]),
         }
     if held_out is not None:
-        relative = relative_errors(weight, changed, held_out.gram)
+        relative = _relative(found["held out"])
         figures |= {"held_out_error_base": relative[0], "held_out_error": relative[-1]}
     return figures
 
 
-def relative_errors(weight: Tensor, changed: Iterable[Tensor], gram: Tensor) -> list[float]:
-    """||X(W~-W)||_F / ||XW||_F from G = X^T X, for each W~."""
+def _sizes(weight: Tensor, changed: list[Tensor], gram: Tensor) -> list[Tensor]:
+    """||XW||_F^2, and ||X(W~-W)||_F^2 for each W~, from G = X^T X."""
     gram = gram.to(weight.device)
+    sized = (weight, *(each - weight for each in changed))
+    return [((each @ gram) * each).sum(dtype=torch.float64) for each in sized]
 
-    def size(m: Tensor) -> float:
-        return float(((m @ gram) * m).sum(dtype=torch.float64))
 
-    whole = size(weight)
-    lost = (max(size(m - weight), 0.0) for m in changed)
-    return [(part / whole) ** 0.5 if whole > 0 else 0.0 for part in lost]
+def _relative(sizes: list[float]) -> list[float]:
+    """||X(W~-W)||_F / ||XW||_F"""
+    whole, *lost = sizes
+    return [(max(part, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 for part in lost]
+
+
+def check_finite(weights: Mapping[str, Tensor], *tables: Mapping[str, ChannelStats]) -> None:
+    """Fail where a matrix's weights, or its statistics in one of the tables, are not all numbers.
+    One look settles it for all matrices."""
+    looked: set[int] = set()
+    finite: list[Tensor] = []
+    otherwise: list[str] = []
+    for name, weight in weights.items():
+        finite.append(torch.isfinite(weight).all())
+        otherwise.append(f"{name} has NaN or infinite weights.")
+        for stats in (table[name] for table in tables if name in table):
+            if id(stats) not in looked:
+                flags = stats.finite()
+                finite += flags
+                otherwise += [f"{name} sees NaN or infinite activations."] * len(flags)
+            looked.add(id(stats))
+    for flag, sentence in zip(host.bring(finite), otherwise, strict=True):
+        if not flag:
+            raise SympruneError(sentence)
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:

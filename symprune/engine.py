@@ -301,15 +301,14 @@ def prune_block(
 
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
-    _check_finite(found, measured)
-    kept, fused = MaskSet(), dict[str, Tensor]()
-    layers: list[LayerReport] = []
+    weights = {matrix.name: matrix.weight for matrix in found}
+    decide.check_finite(weights, measured.inputs, measured.outputs)
+    kept, fused, before = MaskSet(), dict[str, Tensor](), len(report.layers)
     removed: list[Tensor] = []
     watched = watched or Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        keep, layer = _prune_matrix(matrix, measured, plan, watched)
-        layers.append(layer)
+        keep = _prune_matrix(matrix, measured, report, plan, watched)
         removed.append(keep.numel() - masks.count_true(keep.flatten()))
         if matrix.piece is None:
             kept[matrix.parameter_name] = keep.T if matrix.transposed else keep
@@ -320,8 +319,8 @@ def prune_block(
     for name, keep in fused.items():
         kept[name] = keep
     kept.fetch()
-    for layer, count in zip(layers, host.bring(removed), strict=True):
-        report.layers.append(replace(layer, removed=int(count)))
+    for number, count in enumerate(host.bring(removed), before):
+        report.layers[number] = replace(report.layers[number], removed=int(count))
     for kind in sorted({kind_of(name) for name in measured.unknown}):
         note = f"Left dense, no layer of a known kind: {kind}."
         if note not in report.notes:
@@ -329,35 +328,18 @@ def prune_block(
     return kept
 
 
-def _check_finite(found: list[Matrix], measured: Collector) -> None:
-    """Fail before anything of the block is changed, after one look at all of it."""
-    finite: list[tuple[Tensor, str]] = []
-    looked: set[int] = set()
-    for matrix in found:
-        weights = torch.isfinite(matrix.weight).all()
-        finite.append((weights, f"{matrix.name} has NaN or infinite weights."))
-        for table in (measured.inputs, measured.outputs):
-            stats = table.get(matrix.name)
-            if stats is not None and id(stats) not in looked:
-                looked.add(id(stats))
-                sentence = f"{matrix.name} sees NaN or infinite activations."
-                finite += [(flag, sentence) for flag in stats.finite()]
-    for flag, (_, sentence) in zip(host.bring([flag for flag, _ in finite]), finite, strict=True):
-        if not flag:
-            raise SympruneError(sentence)
-
-
 def _prune_matrix(
-    matrix: Matrix, measured: Collector, plan: Plan, watched: Collector
-) -> tuple[Tensor, LayerReport]:
-    """Make and apply a matrix's mask, `[out, in]`; what was done, but for the number removed. A
-    matrix that must not be pruned keeps everything."""
+    matrix: Matrix, measured: Collector, report: Report, plan: Plan, watched: Collector
+) -> Tensor:
+    """Make and apply a matrix's mask, `[out, in]`; how much it removes is reported later. A matrix
+    that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
     weight, tokens = matrix.weight, (inputs or outputs or ChannelStats(0)).tokens
     layer = LayerReport(matrix.name, matrix.kind, matrix.part, *weight.shape, 0, tokens)
     dense = _reason_to_stay_dense(matrix, measured, plan)
     if dense:
-        return torch.ones_like(weight, dtype=torch.bool), replace(layer, dense=dense)
+        report.layers.append(replace(layer, dense=dense))
+        return torch.ones_like(weight, dtype=torch.bool)
     base = None
     if plan.base is not None:
         base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
@@ -376,7 +358,8 @@ def _prune_matrix(
     if decision.weight is not None:
         matrix.weight.copy_(decision.weight)
     matrix.apply(decision.keep)
-    return decision.keep, replace(layer, figures=decision.figures)
+    report.layers.append(replace(layer, figures=decision.figures))
+    return decision.keep
 
 
 def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> str:

@@ -308,8 +308,6 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
 def test_samples_can_pass_a_block_together(tiny_folder: Path, tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     for size, folder in (("1", alone), ("3", together)):
-        symprune(
-            "prune", "--model", tiny_folder, "--output", folder, "--batch-size", size, *SMALL
-        )
+        symprune("prune", "--model", tiny_folder, "--output", folder, "--batch-size", size, *SMALL)
     overlap = MaskSet.load(alone).overlap(MaskSet.load(together))
     assert min(overlap.values()) > 0.99  # rounding may decide between two weights, not more

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import symprune
-from symprune import engine, memory, run, walk
+from symprune import decide, engine, memory, run, walk
 from symprune.collect import collect
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.models import find_layout
@@ -187,10 +187,23 @@ def test_non_finite_weights_and_activations_name_the_layer() -> None:
 def test_a_failure_on_the_way_says_how_much_of_a_model_in_memory_is_pruned() -> None:
     model = families.model()
     overflowing(model)
-    with pytest.raises(HalfPrunedError, match=r"2 of 2 blocks of the model in memory.*load it"):
+    with pytest.raises(HalfPrunedError, match=r"1 of 2 blocks of the model in memory.*load it"):
         engine.prune(model, families.tokens(), Recipe())
-    first = model.model.layers[0].self_attn.q_proj.weight
+    first, second = (block.self_attn.q_proj.weight for block in model.model.layers)
     assert (first == 0).sum() == first.numel() // 2
+    assert not (second == 0).any()
+
+
+def test_a_block_that_is_pruned_in_part_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, score = [], decide._score
+
+    def fails_at_last(*arguments: Any) -> Tensor:
+        made.append(score(*arguments))
+        return made[-1] * (torch.nan if len(made) == 3 else 1)
+
+    monkeypatch.setattr(decide, "_score", fails_at_last)
+    with pytest.raises(HalfPrunedError, match=r"NaN.*1 of 2 blocks of the model in memory"):
+        engine.prune(families.model(), families.tokens(), Recipe())
 
 
 def test_a_failure_before_anything_is_pruned_does_not_speak_of_it() -> None:
