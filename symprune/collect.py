@@ -65,12 +65,10 @@ class Collector(TorchFunctionMode):
 
     def stop_tracing(self) -> None:
         """What picks experts is known after one sample."""
-        names = {id(matrix.parameter): [] for matrix in self.matrices.values()}
-        for matrix in self.matrices.values():
-            names[id(matrix.parameter)].append(matrix.name)
-        for parameter in self._trace.choosing:
-            self.choosing.update(names.get(parameter, []))
-        self.unknown -= {self._others.get(parameter, "") for parameter in self._trace.choosing}
+        choosing = self._trace.choosing
+        matrices = self.matrices.values()
+        self.choosing |= {matrix.name for matrix in matrices if id(matrix.parameter) in choosing}
+        self.unknown -= {self._others.get(parameter, "") for parameter in choosing}
         self._trace.stop()
 
     def __torch_function__(

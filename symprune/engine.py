@@ -335,7 +335,8 @@ def _prune_matrix(
     that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
     weight, tokens = matrix.weight, (inputs or outputs or ChannelStats(0)).tokens
-    layer = LayerReport(matrix.name, matrix.kind, matrix.part, *weight.shape, 0, tokens)
+    rows, columns = weight.shape
+    layer = LayerReport(matrix.name, matrix.kind, matrix.part, rows, columns, 0, tokens)
     dense = _reason_to_stay_dense(matrix, measured, plan)
     if dense:
         report.layers.append(replace(layer, dense=dense))

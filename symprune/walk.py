@@ -93,7 +93,7 @@ def _slice(samples: range) -> slice:
 def ready(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, experts computed one by one; all put back afterwards."""
     training = model.training
-    found = [m.config for m in model.modules() if is_experts(m) and hasattr(m, "config")]
+    found: list[Any] = [m.config for m in model.modules() if is_experts(m) and hasattr(m, "config")]
     if found and hasattr(model, "config"):
         found.append(model.config)
     configs = list({id(config): config for config in found}.values())
