@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from symprune import walk
@@ -21,11 +22,21 @@ if TYPE_CHECKING:
 
 
 class Blocks:
-    """The blocks of a model in memory."""
+    """The blocks of a model in memory.
 
-    def __init__(self, layout: Layout, embedded: walk.Activations | None = None) -> None:
+    embedded is what `walk.embed` made of the tokens, for callers that prune again and again. stored
+    is the type weights will be written in, if not the one they are computed in.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        embedded: walk.Activations | None = None,
+        stored: torch.dtype | None = None,
+    ) -> None:
         self.layout = layout
         self.embedded = embedded
+        self.stored = stored
 
     def __len__(self) -> int:
         return len(self.layout.blocks)

@@ -48,6 +48,7 @@ class Plan:
     gram_device: str = "auto"
     held_out: int | None = None  # samples of this process; None: nobody watches
     removed: Mapping[str, int] = field(default_factory=dict)
+    stored: torch.dtype | None = None  # what updated weights are rounded to
 
 
 def prune(
@@ -57,7 +58,6 @@ def prune(
     watch: Watch = lambda *_: None,
     report_error: bool = False,
     base: MaskSet | None = None,
-    embedded: walk.Activations | None = None,
     blocks: Blocks | None = None,
     held_out: Tensor | None = None,
     gram_device: str = "auto",
@@ -68,11 +68,11 @@ def prune(
     data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
     themselves, `[samples, length]`, to which nothing is added. report_error also measures every
     layer's reconstruction error. base are masks made earlier, to be refined instead of made.
-    embedded is what `walk.embed` made of the same tokens, for callers that prune again and again.
-    blocks says where the blocks are, if not in memory. held_out are more tokens, which decide
-    nothing: steps that fit the calibration data are watched on them. gram_device is where Gram
-    matrices are kept: with their layer (auto), `cpu` or `disk`. In a torch.distributed process
-    group the samples are divided among the processes.
+    blocks says where the blocks are, if not in memory, and what else is known of them. held_out are
+    more tokens, which decide nothing: steps that fit the calibration data are watched on them.
+    gram_device is where Gram matrices are kept: with their layer (auto), `cpu` or `disk`. In a
+    torch.distributed process group the samples are divided among the processes. The model is
+    computed in the type it has: on a CPU that is slow in it, `model.float()` first.
     """
     recipe = recipe or Recipe()
     needs = decide.needs(recipe, report_error)
@@ -87,7 +87,8 @@ def prune(
     report.parameters = sum(parameter.numel() for parameter in model.parameters())
     plan = Plan(recipe, needs, report_error, base, gram_device)
     with walk.ready(model):
-        blocks = blocks or Blocks(layout, embedded)
+        blocks = blocks or Blocks(layout)
+        plan = replace(plan, stored=blocks.stored)
         tokens = distributed.share(tokens)
         if recipe.allocation is not None:
             with _timed(report, "allocate"):
@@ -307,7 +308,8 @@ def _prune_matrix(
     )
     keep = decision.keep
     if decision.weight is not None:
-        matrix.weight.copy_(decision.weight)
+        # Rounded now: the blocks behind this one are to see the weights that will be written.
+        matrix.weight.copy_(decision.weight.to(plan.stored or matrix.weight.dtype))
     matrix.apply(keep)
     removed = keep.numel() - int(masks.count_true(keep.flatten()))
     tokens = (inputs or outputs or ChannelStats(0)).tokens
