@@ -1,7 +1,7 @@
 """Speed and memory of the pruning engine, as ratios within one run.
 
     python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [frontier] [engine]
-                                [memory] [waits]
+                                [memory] [waits] [types]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
 Every figure is the best of a few repetitions, the two sides of a ratio taken in turns; the whole
@@ -11,20 +11,23 @@ prune phase, which is long enough to meet other work, is the median of five roun
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
+from random_checkpoint import config, make_checkpoint
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import engine, masks, refine, scores, update, walk
+from symprune import compute, engine, masks, refine, scores, update, walk
 from symprune.alternate import alternate
 from symprune.collect import distinct_inputs
 from symprune.masks import Pattern
@@ -264,6 +267,43 @@ def waits() -> None:
     console.print(table)
 
 
+TYPES_PROBE = """
+import sys
+from pathlib import Path
+from symprune import Recipe, run
+folder = Path(sys.argv[1])
+recipe = Recipe(method="wanda", calibration="builtin", nsamples=8, seqlen=512)
+job = {"evaluate": False, "force": True, "device": "cpu"}
+best = {}
+for _ in range(2):
+    for dtype in ("bfloat16", "float32"):
+        record = run.prune(
+            run.Job(str(folder / "dense"), recipe, folder / "out", compute_dtype=dtype, **job)
+        )
+        best[dtype] = min(sum(record["seconds"].values()), best.get(dtype, 1e9))
+print(best["bfloat16"], best["float32"])
+"""
+WITHOUT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
+"""Keeps torch's library of products from the instructions for bf16, as on a CPU without them."""
+
+
+def types() -> None:
+    """A bf16 checkpoint pruned from disk on the CPU, computed in bf16 and in fp32."""
+    has = sorted(compute.INSTRUCTIONS[torch.bfloat16] & compute.cpu_features())
+    settings = {f"this CPU ({', '.join(has) or 'no bf16'})": {}, "without bf16": WITHOUT}
+    table = Table("2 blocks of width 1024, 8 x 512 tokens", "bf16", "fp32", "times faster in fp32")
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder) / "dense", config(1024, 2816, 16, 2, 512))
+        for name, setting in settings.items():
+            done = subprocess.run(
+                [sys.executable, "-c", TYPES_PROBE, folder],
+                capture_output=True, text=True, check=True, env={**os.environ, **setting},
+            )  # fmt: skip
+            before, after = map(float, done.stdout.split()[-2:])
+            table.add_row(name, f"{before:.2f} s", f"{after:.2f} s", f"{before / after:.2f}")
+    console.print(table)
+
+
 PARTS = {
     "selection": selection,
     "sampling": sampling,
@@ -273,6 +313,7 @@ PARTS = {
     "engine": whole_engine,
     "memory": memory,
     "waits": waits,
+    "types": types,
 }
 
 if __name__ == "__main__":

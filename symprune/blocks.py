@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from symprune import walk
@@ -21,13 +22,25 @@ if TYPE_CHECKING:
 
 
 class Blocks:
-    """The blocks of a model in memory; at_once samples pass one together."""
+    """The blocks of a model in memory.
+
+    embedded is what `walk.embed` made of the tokens, for callers that prune again and again. stored
+    is the type weights will be written in, if not the one they are computed in. at_once samples
+    pass a block together.
+    """
+
+    in_memory = True
 
     def __init__(
-        self, layout: Layout, embedded: walk.Activations | None = None, at_once: int = 1
+        self,
+        layout: Layout,
+        embedded: walk.Activations | None = None,
+        stored: torch.dtype | None = None,
+        at_once: int = 1,
     ) -> None:
         self.layout = layout
         self.embedded = embedded
+        self.stored = stored
         self.at_once = at_once
 
     def __len__(self) -> int:

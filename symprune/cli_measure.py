@@ -42,6 +42,7 @@ def evaluate(
     ] = None,
     batch_size: Annotated[str, typer.Option(help="auto, or a number; for tasks.")] = "auto",
     dtype: o.Dtype = "auto",
+    compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
     json_file: o.JsonFile = None,
     loading: Loading,
@@ -65,7 +66,9 @@ def evaluate(
         zeroshot.check_tasks(names, task_data)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
-            loaded, tokenizer = hub.load(model, dtype, device, loading.access())
+            origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
+            loaded, _ = hub.load_computing(origin, dtype, where, compute_dtype)
+            tokenizer = hub.load_tokenizer(origin)
         result = zeroshot.evaluate(
             loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
         )
@@ -78,7 +81,7 @@ def evaluate(
         with console.display() as shown:
             measured = measure(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
-                shown.tell, shown.watch_eval, loading.access(), bos or "auto",
+                shown.tell, shown.watch_eval, loading.access(), bos or "auto", compute_dtype,
             )  # fmt: skip
         table = Table("model", "data", "windows", "seqlen", "perplexity")
         table.add_row(

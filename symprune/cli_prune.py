@@ -138,6 +138,7 @@ def sweep(
         Path, typer.Option("--output", "-o", help="Results, one JSON line per cell; resumes.")
     ] = Path("sweep.jsonl"),
     dtype: o.Dtype = "auto",
+    compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
     loading: Loading,
 ) -> None:
@@ -162,9 +163,11 @@ def sweep(
     console.prepare_libraries()
     with console.display() as shown:
         shown.tell(f"Loading {model}")
-        loaded, tokenizer = hub.load(model, dtype, device, loading.access())
+        origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
+        loaded, stored = hub.load_computing(origin, dtype, where, compute_dtype)
+        tokenizer = hub.load_tokenizer(origin)
         name = f"{model}@{loading.revision}" if loading.revision else model
-        job = Sweep(loaded, tokenizer, name, chosen, output)
+        job = Sweep(loaded, tokenizer, name, chosen, output, stored)
         results = job.run(shown.watch, shown.watch_eval, shown.begin)
     console.out.print(tables.sweep(over_seeds(results)))
     console.out.print(f"{len(results)} cells in [bold]{output}[/bold]", soft_wrap=True)

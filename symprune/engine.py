@@ -50,6 +50,7 @@ class Plan:
     gram_device: str = "auto"
     held_out: int | None = None  # samples of this process; None: nobody watches
     removed: Mapping[str, int] = field(default_factory=dict)
+    stored: torch.dtype | None = None  # what updated weights are rounded to
 
 
 def prune(
@@ -59,7 +60,6 @@ def prune(
     watch: Watch = lambda *_: None,
     report_error: bool = False,
     base: MaskSet | None = None,
-    embedded: walk.Activations | None = None,
     blocks: Blocks | None = None,
     held_out: Tensor | None = None,
     gram_device: str = "auto",
@@ -71,13 +71,13 @@ def prune(
     data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
     themselves, `[samples, length]`, to which nothing is added. report_error also measures every
     layer's reconstruction error. base are masks made earlier, to be refined instead of made.
-    embedded is what `walk.embed` made of the same tokens, for callers that prune again and again.
-    blocks says where the blocks are, if not in memory. held_out are more tokens, which decide
-    nothing: steps that fit the calibration data are watched on them. gram_device is where Gram
-    matrices are kept: with their layer (auto), `cpu` or `disk`. batch_size is how many samples pass
-    a block together; by default one on a CPU, so that not a bit depends on it, and what an
-    accelerator has room for (`memory.batch_size`). In a torch.distributed process group the samples
-    are divided among the processes.
+    blocks says where the blocks are, if not in memory, and what else is known of them. held_out are
+    more tokens, which decide nothing: steps that fit the calibration data are watched on them.
+    gram_device is where Gram matrices are kept: with their layer (auto), `cpu` or `disk`.
+    batch_size is how many samples pass a block together; by default one on a CPU, so that not a bit
+    depends on it, and what an accelerator has room for (`memory.batch_size`). In a
+    torch.distributed process group the samples are divided among the processes. The model is
+    computed in the type it has: on a CPU that is slow in it, `model.float()` first.
 
     A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
     would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
@@ -94,13 +94,13 @@ def prune(
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
     plan = Plan(recipe, needs, report_error, base, gram_device)
-    in_memory = blocks is None
     with walk.ready(model):
         tokens = distributed.share(tokens)
         if blocks is None:
             embeddings = model.get_input_embeddings().weight  # type: ignore[operator,union-attr]
             room = (device_of(model), tokens.shape[1], embeddings.shape[1], embeddings.dtype)
-            blocks = Blocks(layout, embedded, batch_size or memory.batch_size(*room))
+            blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
+        plan = replace(plan, stored=blocks.stored)
         if recipe.allocation is not None:
             with _timed(report, "allocate"):
                 counts = blocks.once(
@@ -111,7 +111,7 @@ def prune(
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
-        with _half_pruned(layout, report) if in_memory else nullcontext():
+        with _half_pruned(layout, report) if blocks.in_memory else nullcontext():
             _walk(layout, blocks, tokens, report, plan, watch, tell)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
@@ -357,7 +357,8 @@ def _prune_matrix(
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )
     if decision.weight is not None:
-        matrix.weight.copy_(decision.weight)
+        # Rounded now: the blocks behind this one are to see the weights that will be written.
+        matrix.weight.copy_(decision.weight.to(plan.stored or weight.dtype))
     matrix.apply(decision.keep)
     report.layers.append(replace(layer, figures=decision.figures))
     return decision.keep

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from symprune import bos, calibration, checkpoint, engine, hub, measure
+from symprune import bos, calibration, checkpoint, compute, engine, hub, measure
 from symprune.bos import Bos
+from symprune.choices import check_choice
 from symprune.eval.perplexity import perplexity
 from symprune.pack import open_shards
-from symprune.stream import StreamedModel
+from symprune.stream import StreamedModel, stored_dtype
 
 
 def evaluate(
@@ -27,10 +28,12 @@ def evaluate(
     tick: Callable[[int, int], None] = lambda *_: None,
     access: hub.Access | None = None,
     begin: str = "auto",
+    compute_dtype: str = "auto",
 ) -> dict[str, Any]:
     """Perplexity of a saved model on a held-out text, as a record. begin says whether windows begin
     with BOS."""
     hub.check_dtype(dtype)
+    check_choice("compute-dtype", compute_dtype, compute.CHOICES)
     origin = hub.resolve(model_name, access)
     where = hub.pick_device(device)
     config = hub.load_config(origin)
@@ -40,13 +43,16 @@ def evaluate(
     folder = hub.local_folder(origin)
     if folder is None:
         tell(f"Loading {model_name}")
-        model = hub.load_model(origin, dtype).to(where)
+        model, _ = hub.load_computing(origin, dtype, where, compute_dtype)
+        computed = model.dtype
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")
         result = perplexity(model, ids, seqlen, max_windows, tick, found.token)
     else:
         trusted = origin.access.trust_remote_code
-        streamed = StreamedModel(open_shards(folder), config, dtype, where, trusted)
+        source = open_shards(folder)
+        computed = compute.pick(compute_dtype, stored_dtype(dtype, config, source), where)
+        streamed = StreamedModel(source, config, dtype, where, trusted, computed)
         found = _as_pruned(folder, begin) or bos.decide(
             begin, tokenizer, config, measure.losses_of(streamed)
         )
@@ -59,6 +65,7 @@ def evaluate(
         "model": model_name,
         "revision": hub.version_of(origin),
         "data": data,
+        "compute_dtype": compute.name_of(computed),
         "bos": found.to_dict(),
         **result.to_dict(),
         "notes": [*notes, *found.notes],

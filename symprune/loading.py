@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -28,6 +29,15 @@ class Tensors(Protocol):
     """Something that tensors can be read from by name."""
 
     def read(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Types:
+    """The type most weights have: in the model as it is made, in the checkpoint, in computing."""
+
+    made: torch.dtype
+    stored: torch.dtype
+    computed: torch.dtype
 
 
 def skeleton(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
@@ -58,13 +68,14 @@ def _known_inside() -> Iterator[None]:
 class Names:
     """The way from a checkpoint's tensors to a model's parameters and back."""
 
-    def __init__(self, model: Any, keys: Iterable[str], dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, keys: Iterable[str], types: Types) -> None:
         self.model = model
+        self.types = types
         self.sources: dict[str, list[tuple[str, str | None]]] = {}
         with _known_inside():
-            self._find_sources(keys, dtype)
+            self._find_sources(keys)
 
-    def _find_sources(self, keys: Iterable[str], dtype: torch.dtype) -> None:
+    def _find_sources(self, keys: Iterable[str]) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
             WeightConverter,
@@ -78,8 +89,10 @@ class Names:
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._converters = {p: rule for rule in converters for p in rule.source_patterns}
-        self._wide = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
+        plan = model._get_dtype_plan(self.types.made)
+        self._wide = [pattern.replace("*", ".*") for pattern in plan]
         known = model.state_dict()
+        self._made_as = {name: tensor.dtype for name, tensor in known.items()}
         for key in sorted(keys, key=dot_natural_key):
             name, pattern = rename_source_key(
                 key, renamings, converters, model.base_model_prefix, known
@@ -112,6 +125,10 @@ class Names:
             for target, value in self._made(tensors, name).items():
                 self._set(target, value, device)
 
+    def read(self, tensors: Tensors, name: str) -> Tensor:
+        """A parameter as the checkpoint has it, put together if it is in pieces there."""
+        return self._made(tensors, name)[name]
+
     def _made(self, tensors: Tensors, name: str) -> dict[str, Tensor]:
         sources = self.sources[name]
         if sources[0][1] is None:
@@ -132,13 +149,19 @@ class Names:
                 f"{name} is {tuple(value.shape)} in the checkpoint, "
                 f"{tuple(there.shape)} by its configuration."
             )
-        wide = any(re.search(pattern, name) for pattern in self._wide)
-        dtype = torch.float32 if wide and value.is_floating_point() else there.dtype
-        value = value.to(device, dtype)
+        value = self._typed(name, value).to(device)
         if leaf in module._buffers:
             module._buffers[leaf] = value
         else:
             module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+
+    def _typed(self, name: str, value: Tensor) -> Tensor:
+        wide = any(re.search(pattern, name) for pattern in self._wide)
+        if wide and value.is_floating_point():
+            return value.to(torch.float32)
+        if self._made_as[name] == self.types.made and value.is_floating_point():
+            return value.to(self.types.stored).to(self.types.computed)
+        return value.to(self._made_as[name])
 
     def unmade(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters under the names, and in the pieces, the checkpoint has them in."""

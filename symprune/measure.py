@@ -87,6 +87,6 @@ def losses_of(streamed: StreamedModel) -> Losses:
 
 def windows_at_once(streamed: StreamedModel, seqlen: int, samples: int) -> int:
     """As many windows as calibration samples, or as take the room of one block, if that is more."""
-    window = seqlen * streamed.width * streamed.dtype.itemsize
+    window = seqlen * streamed.width * streamed.compute.itemsize
     block = sum(p.numel() * p.element_size() for p in streamed.layout.blocks[0].parameters())
     return max(1, samples, block // window)

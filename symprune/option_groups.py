@@ -118,6 +118,7 @@ class Running:
     gram_device: o.GramDevice = "auto"
     report_error: o.ReportError = False
     dtype: o.Dtype = "auto"
+    compute_dtype: o.ComputeDtype = "auto"
     device: o.Device = "auto"
     output: o.Output = None
     force: o.Force = False

@@ -20,6 +20,13 @@ Model = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+ComputeDtype = Annotated[
+    str,
+    typer.Option(
+        help="What blocks are computed in, whatever they are stored in: auto, float32, bfloat16 or "
+        "float16. auto: float32 on a CPU without instructions for the stored type.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
 Output = Annotated[
     Path | None,

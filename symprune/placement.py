@@ -28,7 +28,7 @@ def place(
         raise SympruneError(f"Unknown device map {how!r}; choose {', '.join(CHOICES)}.")
     whole = [type(block).__name__ for block in streamed.layout.blocks]
     options: dict[str, Any] = {"no_split_module_classes": sorted(set(whole))}
-    options["dtype"] = streamed.dtype
+    options["dtype"] = streamed.compute
     room = dict(max_memory) if max_memory else get_max_memory()
     if how != "sequential":
         room = get_balanced_memory(

@@ -19,6 +19,7 @@ from symprune import (
     bos,
     calibration,
     checkpoint,
+    compute,
     decide,
     distributed,
     engine,
@@ -30,6 +31,7 @@ from symprune import (
 )
 from symprune.arguments import Allocate
 from symprune.bos import Bos
+from symprune.choices import check_choice
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
 from symprune.pack import open_shards, weight_files
@@ -38,7 +40,7 @@ from symprune.progress import Meter, Show
 from symprune.recipe import Recipe
 from symprune.shards import Shards
 from symprune.sink import Sink, StreamedBlocks
-from symprune.stream import StreamedModel
+from symprune.stream import StreamedModel, stored_dtype
 
 Tell = Callable[[str], None]
 Tick = Callable[[int, int], None]
@@ -66,6 +68,7 @@ class Job:
     gram_device: str = "auto"
     batch_size: int | None = None
     access: hub.Access = field(default_factory=hub.Access)
+    compute_dtype: str = "auto"
 
     @property
     def folder(self) -> Path:
@@ -98,6 +101,7 @@ def prune(
     """
     checkpoint.check_output(job.folder, job.force)
     hub.check_dtype(job.dtype)
+    check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
     origin = hub.resolve(job.model, job.access)
     memory.return_large_blocks()
     device = distributed.start(hub.pick_device(job.device))
@@ -112,11 +116,12 @@ def prune(
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.force, job.restart, owner) as work:
-        facts = _facts(job, origin, version, texts.data, base, device)
+        computed = compute.pick(job.compute_dtype, _stored(job, origin, config), device)
+        facts = _facts(job, origin, version, computed, texts.data, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
-        opened = _open(job, origin, device, work, tell)
+        opened = _open(job, origin, computed, device, work, tell)
         sink = _sink(job, opened, work, progress)
         if owner:
             distributed.wait()
@@ -128,6 +133,7 @@ def prune(
         texts = texts.begun(found)
         ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
         dense = blocks.once(f"dense {ruler}", ruler.measure)
+        tell(_memory(opened.streamed, texts, seqlen))
         tell(_begins(job, progress, len(blocks)))
         report = engine.prune(
             opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
@@ -143,7 +149,8 @@ def prune(
             "revision": version,
             "description": job.recipe.describe(),
             **report.to_dict(),
-            "dtype": str(opened.streamed.dtype).removeprefix("torch."),
+            "dtype": compute.name_of(opened.streamed.dtype),
+            "compute_dtype": compute.name_of(computed),
             "device": device.type,
             "perplexity": _compare(job.held_out, dense, pruned),
         }
@@ -170,7 +177,22 @@ class _Opened:
     streamed: StreamedModel
 
 
-def _open(job: Job, origin: hub.Origin, device: torch.device, work: Path, tell: Tell) -> _Opened:
+def _stored(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
+    """The type of the output's weights."""
+    if origin.gguf_file:
+        return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
+    folder = hub.local_folder(origin)
+    return stored_dtype(job.dtype, config, open_shards(folder) if folder else None)
+
+
+def _open(
+    job: Job,
+    origin: hub.Origin,
+    computed: torch.dtype,
+    device: torch.device,
+    work: Path,
+    tell: Tell,
+) -> _Opened:
     """The model's safetensors folder; what comes as something else is made one, in memory."""
     folder = hub.local_folder(origin)
     if folder is None:
@@ -183,7 +205,7 @@ def _open(job: Job, origin: hub.Origin, device: torch.device, work: Path, tell: 
     shards = open_shards(folder)
     config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
     trusted = job.access.trust_remote_code
-    streamed = StreamedModel(shards, config, job.dtype, device, trusted)
+    streamed = StreamedModel(shards, config, job.dtype, device, trusted, computed)
     if job.device_map is not None:
         streamed.place(place(streamed, job.device_map))
     return _Opened(folder, shards, streamed)
@@ -193,6 +215,7 @@ def _facts(
     job: Job,
     origin: hub.Origin,
     version: str | None,
+    computed: torch.dtype,
     data: Any,
     base: MaskSet | None,
     device: torch.device,
@@ -215,6 +238,7 @@ def _facts(
         "report_error": job.report_error,
         "batch_size": job.batch_size,
         "dtype": job.dtype,
+        "compute_dtype": compute.name_of(computed),
         "device": device.type,
         "processes": distributed.size(),
         "versions": checkpoint.versions(),
@@ -275,6 +299,20 @@ def _bos(
         return bos.decide(job.recipe.bos, tokenizer, streamed.model.config, losses).to_dict()
 
     return Bos(**blocks.once("bos", decided))
+
+
+def _memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
+    """What type blocks are computed in, and what they and the hidden states take in it."""
+    which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
+    block = max(
+        sum(p.numel() * p.element_size() for p in block.parameters())
+        for block in streamed.layout.blocks
+    )
+    said = f"Computing in {which}: {block / 1e6:,.1f} MB for a block"
+    samples = sum(len(part) for part in (texts.data, texts.watched) if isinstance(part, Tensor))
+    width = streamed.model.get_input_embeddings().weight.shape[1]
+    states = samples // distributed.size() * seqlen * width * streamed.compute.itemsize
+    return f"{said}, {states / 1e6:,.1f} MB for the hidden states" if samples else said
 
 
 def _begins(job: Job, progress: resume.Progress, blocks: int) -> str:

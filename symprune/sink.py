@@ -1,8 +1,8 @@
 """Where pruned blocks go: output files filled as blocks are done, and the progress kept with them.
 
 The output's files are those of the input: the same names, the same tensors, in the same places.
-Prunable matrices are written in the type they were computed in, everything else byte for byte
-(unless another type was asked for). Masks are written as they are made.
+Prunable matrices are written in the model's type, whatever they were computed in, everything else
+byte for byte (unless another type was asked for). Masks are written as they are made.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Sink:
     def write_block(self, index: int, kept: MaskSet) -> None:
         """The block that is in memory, and its masks, on the disk when this returns."""
         model = self.streamed.model
-        values = {name: model.get_parameter(name).data for name in kept}
+        values = {n: self._stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
         values = self.streamed.names.unmade(values)
         used = {FILE_NAME: self.masks}
         for key in self.streamed.keys_of_block(index):
@@ -93,6 +93,17 @@ class Sink:
             self.masks.write(name, kept.bits(name))
         for file in used.values():
             file.sync()
+
+    def _stored(self, name: str, computed: Tensor, keep: Tensor) -> Tensor:
+        """A parameter in the type it is stored in. One that was computed in a type with fewer
+        digits gets back those it had, unless it was changed."""
+        dtype, narrow = self.streamed.dtype, self.streamed.compute
+        if computed.dtype == dtype or narrow == torch.float32:
+            return computed.to(dtype)
+        before = self.streamed.names.read(self.source, name).to(computed.device, dtype)
+        same = before.to(narrow) == computed
+        found = torch.where(same, before, computed.to(dtype))
+        return found.masked_fill_(~keep.to(found.device), 0)
 
     def write_rest(self) -> None:
         """What belongs to no block, and the index."""
@@ -119,6 +130,8 @@ class Sink:
 class StreamedBlocks(Blocks):
     """The blocks of a model on disk, written as they are done, resumable at any of them."""
 
+    in_memory = False
+
     def __init__(
         self,
         streamed: StreamedModel,
@@ -127,7 +140,7 @@ class StreamedBlocks(Blocks):
         allocate: Allocate | None = None,
         at_once: int = 1,
     ) -> None:
-        super().__init__(streamed.layout, at_once=at_once)
+        super().__init__(streamed.layout, stored=streamed.dtype, at_once=at_once)
         self.streamed = streamed
         self.sink = sink
         self.progress = progress

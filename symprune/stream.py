@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune import loading, memory
+from symprune.compute import cast
 from symprune.errors import SympruneError
 from symprune.models import find_layout
 
@@ -37,16 +38,23 @@ class StreamedModel:
         dtype: str = "auto",
         device: torch.device | str = "cpu",
         trust_remote_code: bool = False,
+        compute: torch.dtype | None = None,
     ) -> None:
+        """dtype is the type the weights have, compute the one they are computed in, if another."""
         if getattr(config, "quantization_config", None):
             raise SympruneError("The model is quantised; a model in 16 or 32 bits can be pruned.")
         self.source = source
-        self.dtype = _dtype(dtype, config, source)
+        self.dtype = stored_dtype(dtype, config, source)
+        self.compute = compute or self.dtype
         self.device = torch.device(device)
-        self.model = loading.skeleton(config, self.dtype, trust_remote_code)
+        # What is fp32 by the model's own design stays so: it is told apart in a 16-bit model only.
+        made = self.dtype if self.compute == torch.float32 else self.compute
+        self.model = loading.skeleton(config, made, trust_remote_code)
         self.layout = find_layout(self.model)
-        self.names = loading.Names(self.model, source, self.dtype)
+        types = loading.Types(made, self.dtype, self.compute)
+        self.names = loading.Names(self.model, source, types)
         self.names.share(f"{self.layout.prefix}.")
+        cast(self.model, made, self.compute)
         prefix = f"{self.layout.prefix}."
         self._around: list[str] = []
         self._of_block: list[list[str]] = [[] for _ in self.layout.blocks]
@@ -119,7 +127,7 @@ class StreamedModel:
 
     def batch_size(self, seqlen: int) -> int:
         """How many samples should pass a block together."""
-        return memory.batch_size(self.device, seqlen, self.width, self.dtype)
+        return memory.batch_size(self.device, seqlen, self.width, self.compute)
 
     def load_all(self) -> Any:
         """The whole model in memory, as `from_pretrained` would have it."""
@@ -157,12 +165,12 @@ class StreamedModel:
             raise SympruneError(f"The checkpoint has no weights for {name}.")
 
 
-def _dtype(asked: str, config: Any, source: Source) -> torch.dtype:
+def stored_dtype(asked: str, config: Any, source: Source | None = None) -> torch.dtype:
     """As asked for, else as the configuration says, else as the first weights are."""
     if asked != "auto":
         return getattr(torch, asked)  # type: ignore[no-any-return]
     said = getattr(config, "dtype", None)
     if said is not None:
         return getattr(torch, said) if isinstance(said, str) else said  # type: ignore[no-any-return]
-    stored = (source.dtype(name) for name in source)
+    stored = () if source is None else (source.dtype(name) for name in source)
     return next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)

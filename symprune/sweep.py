@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from symprune import bos, calibration, decide, engine, scores, walk
+from symprune.blocks import Blocks
 from symprune.bos import Bos
 from symprune.choices import check_names, read_mapping
+from symprune.compute import name_of
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.models import find_layout
@@ -119,13 +121,15 @@ class Grid:
 
 @dataclass
 class Sweep:
-    """A grid on a loaded dense model, which is dense again after every cell."""
+    """A grid on a loaded dense model, which is dense again after every cell. stored is the type its
+    weights would be written in, if not the one they are computed in."""
 
     model: Any
     tokenizer: Any
     name: str
     grid: Grid
     results: Path
+    stored: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         self._begin = Bos(self.grid.bos, None, "not decided yet")
@@ -171,6 +175,7 @@ class Sweep:
         """What makes two cells the same: model, recipe and how they are measured."""
         grid = self.grid
         facts = [self.name, recipe.to_dict(), grid.eval_data, grid.eval_windows, grid.report_error]
+        facts += [str(self.model.dtype), str(self.stored or self.model.dtype)]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _cell(
@@ -196,7 +201,7 @@ class Sweep:
             recipe,
             watch,
             self.grid.report_error,
-            embedded=embedded,
+            blocks=Blocks(find_layout(self.model), embedded, self.stored),
             held_out=watched,
         )
         seconds = time.perf_counter() - start
@@ -209,6 +214,7 @@ class Sweep:
             "windows": self.grid.eval_windows,
             "seqlen": seqlen,
             "bos": self._begin.to_dict(),
+            "compute_dtype": name_of(self.model.dtype),
             "dense": dense,
             "perplexity": self._perplexity(held_out, seqlen, tick),
             "sparsity": report.sparsity,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,8 @@ class Client:
 
     privacy and secure are what the owner insists on, whatever the server says. With a folder, the
     state is read from it and written to it after each message. noise_seed makes the noise
-    repeatable, for experiments only: noise that can be guessed protects nothing.
+    repeatable, for experiments only: noise that can be guessed protects nothing. stored names the
+    parameters that are stored in another type than they are computed in here.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Client:
         folder: Path | None = None,
         noise_seed: int | None = None,
         tick: Tick = lambda *_: None,
+        stored: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         if tokens.dim() != 2 or tokens.numel() == 0:
             raise SympruneError("A client's tokens must be a filled [samples, length] tensor.")
@@ -56,6 +58,7 @@ class Client:
         self.secure = secure
         self.tick = tick
         self.folder = folder
+        self.stored = stored or {}
         self.state = memory.load(folder) if folder else memory.State()
         self._masks = MaskSet()
         self._walking: walk.Activations | None = None
@@ -84,7 +87,7 @@ class Client:
         settings = messages.read_settings(data)
         self._agree(settings)
         self.state = memory.State(settings, secret=secure_sum.new_secret())
-        fields = {"model": digest(self.layout.model)}
+        fields = {"model": digest(self.layout.model, self.stored)}
         if self._settings.secure:
             key = secure_sum.public_key(self.state.secret)
             fields["key"] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
@@ -271,11 +274,13 @@ class Client:
         return secure_sum.as_tensor(secure_sum.mask(fixed, own, seeds, f"{block} {attempt}"))
 
 
-def digest(model: nn.Module) -> Tensor:
-    """A fingerprint of the dense model: both sides must have the same one."""
+def digest(model: nn.Module, stored: Mapping[str, torch.dtype]) -> Tensor:
+    """A fingerprint of the dense model as it is stored: both sides must have the same one, whatever
+    their machines compute in."""
     found = hashlib.blake2b(digest_size=messages.DIGEST_BYTES)
     for name, parameter in model.named_parameters():
-        found.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        flat = parameter.detach().cpu().contiguous().view(-1)
+        dtype = stored.get(name, parameter.dtype)
+        found.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
+        flat = parameter.detach().to("cpu", dtype).contiguous().view(-1)
         found.update(flat.view(torch.uint8).numpy().data)
     return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)

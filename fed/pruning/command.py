@@ -90,6 +90,7 @@ def prune(
     ] = None,
     refining: Refining,
     dtype: o.Dtype = "auto",
+    compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
     output: o.Output = None,
     force: o.Force = False,
@@ -149,7 +150,7 @@ def prune(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
-        loading.access(),
+        loading.access(), compute_dtype,
     )  # fmt: skip
     if deploy is None:
         _do(job, json_file)

@@ -50,8 +50,10 @@ class Traffic:
         clients, layout = len(server.members), server.layout
         blocks = []
         for block in range(len(layout.blocks)):
-            weights = [m.weight for m in layout.matrices(block)]
-            size = sum(weight.numel() * weight.element_size() for weight in weights)
+            found, stored = layout.matrices(block), server.stored
+            types = [stored.get(m.parameter_name, m.parameter.dtype) for m in found]
+            sizes = [m.weight.numel() for m in found]
+            size = sum(n * type.itemsize for n, type in zip(sizes, types, strict=True))
             blocks.append({"up": 0, "down": 0, "weights": clients * size})
         return cls(Ledger.empty(clients), blocks=blocks)
 
@@ -146,12 +148,14 @@ def prune(
     reference: Tensor | None = None,
     noise_seed: int | None = None,
     watch: engine.Watch = lambda *_: None,
+    stored: Mapping[str, torch.dtype] | None = None,
 ) -> Result:
     """Prune `model` in place with calibration tokens of several clients, all in this process.
 
     clients are their tokens, `[samples, length]` each. secure adds their statistics up behind
     pairwise masks; privacy clips and noises them, measured against the public tokens `reference`.
     Without privacy the masks are those of `symprune.prune` on all tokens together, bit for bit.
+    stored names the parameters that are stored in another type than they are computed in here.
     """
     lengths = sorted({tokens.shape[-1] for tokens in (*clients, *_given(reference))})
     if len(lengths) > 1:
@@ -161,11 +165,11 @@ def prune(
     def tick(stage: str, block: int, done: int, samples: int) -> None:
         watch(stage, block, blocks, done, samples, "")
 
-    server = Server(model, recipe or Recipe(), len(clients), secure, privacy, reference)
+    server = Server(model, recipe or Recipe(), len(clients), secure, privacy, reference, stored)
     blocks = len(server.layout.blocks)
     seeds = [None if noise_seed is None else noise_seed + i for i in range(len(clients))]
     members = [
-        Client(model, tokens, privacy if server.needs else None, secure, None, seed, tick)
+        Client(model, tokens, privacy if server.needs else None, secure, None, seed, tick, stored)
         for tokens, seed in zip(clients, seeds, strict=True)
     ]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from symprune import bos, calibration, checkpoint, engine, hub
+from symprune import bos, calibration, checkpoint, compute, engine, hub
+from symprune.choices import check_choice
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process
@@ -47,6 +48,7 @@ class Job:
     eval_windows: int | None = None
     force: bool = False
     access: hub.Access = field(default_factory=hub.Access)
+    compute_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if bool(self.texts) == (self.clients is not None):
@@ -54,6 +56,7 @@ class Job:
         if self.clients is not None and self.clients < 1:
             raise SympruneError(f"There must be at least one client, not {self.clients}.")
         check_recipe(self.recipe)
+        check_choice("compute-dtype", self.compute_dtype, compute.CHOICES)
 
     @property
     def folder(self) -> Path:
@@ -114,12 +117,15 @@ def prune(
             texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
     tell(f"Loading {job.model}")
     model = hub.load_model(origin, job.dtype).to(device)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    checkpoint.check_output(job.folder, job.force, needed=size)
+    dtype = model.dtype
+    stored = compute.widen(model, job.compute_dtype, device)
+    tell(f"Computing in {compute.describe(model.dtype, dtype, device)}")
     found = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     clients = [calibration.begin_with(tokens, found.token) for tokens in clients]
     if reference is not None:
         reference = calibration.begin_with(reference, found.token)
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    checkpoint.check_output(job.folder, job.force, needed=size)
 
     def measure(which: str) -> dict[str, Any]:
         measured = {}
@@ -133,7 +139,7 @@ def prune(
     dense = measure("dense")
     tell(f"Pruning with {len(clients)} clients: {job.recipe.describe()}")
     result = prune_in_process(
-        model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch
+        model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored
     )
     result.report.notes[:0] = [*notes, *found.notes]
     result.report.bos = found
@@ -145,7 +151,8 @@ def prune(
         "description": f"{job.recipe.describe()}, {len(clients)} clients",
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **result.to_dict(),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": compute.name_of(dtype),
+        "compute_dtype": compute.name_of(model.dtype),
         "device": device.type,
         "perplexity": [
             {
@@ -160,6 +167,7 @@ def prune(
     }
     record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
     tell(f"Writing {job.folder}")
+    compute.restore(model, stored)
     checkpoint.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
     record["output"] = str(job.folder)
     record["output_bytes"] = checkpoint.folder_size(job.folder)

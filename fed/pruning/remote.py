@@ -3,7 +3,7 @@
 A client may be a new process for every message, so it reads the model each time and keeps its state
 in its folder. What it calibrates on, how much of it and what protection it insists on are the
 owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon`, `delta`, `clip`,
-`secure`, `bos`, `revision`, `trust_remote_code`); the server decides none of them.
+`secure`, `bos`, `revision`, `trust_remote_code`, `compute_dtype`); the server decides none of them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from symprune import bos, calibration, checkpoint, engine, hub
+from symprune import bos, calibration, checkpoint, compute, engine, hub
 from symprune.bos import Bos
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
@@ -48,6 +49,7 @@ class Task:
     reference: str = "builtin"
     revision: str | None = None
     trust_remote_code: bool = False
+    compute_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         check_recipe(self.recipe)
@@ -91,10 +93,12 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
     version, trusted = job.access.revision, job.access.trust_remote_code
     task = Task(
-        model, recipe, len(job.texts), job.secure, job.privacy, job.reference, version, trusted
-    )
+        model, recipe, len(job.texts), job.secure, job.privacy, job.reference, version, trusted,
+        job.compute_dtype,
+    )  # fmt: skip
     shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
     shared |= {"secure": job.secure, "trust_remote_code": trusted, "bos": recipe.bos}
+    shared["compute_dtype"] = job.compute_dtype
     if version is not None:
         shared["revision"] = version
     if job.privacy is not None:
@@ -117,6 +121,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     checkpoint.check_output(output, force=False)
     access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
     model, tokenizer = hub.load(task.model, device="cpu", access=access)
+    stored = compute.widen(model, task.compute_dtype, torch.device("cpu"))
     found = bos.decide(task.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     reference = None
     if task.privacy is not None:
@@ -125,13 +130,15 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
             task.reference, tokenizer, REFERENCE_WINDOWS, length, seed
         )
         reference = calibration.begin_with(reference, found.token)
-    server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference)
+    server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference, stored)
     server.report.bos = found
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / STATE
     wait_for_all(transport, PATIENCE, pause)
     result = run(server, transport.exchange, checkpoint=state)
     record = {"model": task.model, "description": task.recipe.describe(), **result.to_dict()}
+    record["compute_dtype"] = compute.name_of(model.dtype)
+    compute.restore(model, stored)
     record["federated"]["secure_sum"] = task.secure
     checkpoint.save(output, model, tokenizer, record, result.report.masks)
     state.unlink(missing_ok=True)
@@ -143,8 +150,9 @@ def answer(data: bytes, node: Node) -> bytes:
     own log."""
     settings = Settings.of(node.config)
     with limited_threads():
-        model, tokens = settings.loaded(node.folder)
-        return Client(model, tokens, settings.privacy, settings.secure, node.folder)(data)
+        model, tokens, stored = settings.loaded(node.folder)
+        owner = (settings.privacy, settings.secure, node.folder)
+        return Client(model, tokens, *owner, stored=stored)(data)
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,7 @@ class Settings:
     revision: str | None = None
     trust_remote_code: bool = False
     bos: str = "auto"
+    compute_dtype: str = "auto"
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -175,14 +184,17 @@ class Settings:
     def privacy(self) -> Privacy | None:
         return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
 
-    def loaded(self, folder: Path) -> tuple[nn.Module, Tensor]:
-        """The model and the owner's tokens. What was measured for them is kept in the folder."""
+    def loaded(self, folder: Path) -> tuple[nn.Module, Tensor, dict[str, torch.dtype]]:
+        """The model, the owner's tokens and what of the model is stored in another type. What was
+        measured for the tokens is kept in the folder."""
         access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
         model, tokenizer = hub.load(self.model, device="cpu", access=access)
+        stored = compute.widen(model, self.compute_dtype, torch.device("cpu"))
         tokens = calibration.calibration_tokens(
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed
         )
-        return model, calibration.begin_with(tokens, self._first(model, tokenizer, folder))
+        tokens = calibration.begin_with(tokens, self._first(model, tokenizer, folder))
+        return model, tokens, stored
 
     def _first(self, model: Any, tokenizer: Any, folder: Path) -> int | None:
         """The token that windows begin with, decided once: every message is a new process."""

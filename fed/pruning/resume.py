@@ -86,4 +86,5 @@ def _identity(server: Server) -> dict[str, Any]:
         "number of clients": settings.clients,
         "way of summation": settings.secure,
         "noise": [settings.noise, settings.clip],
+        "type to compute in": str(next(server.layout.model.parameters()).dtype),
     }

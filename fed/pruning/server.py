@@ -47,7 +47,8 @@ class Server:
     """The server's side of one run. `report` is what `symprune.prune` returns, masks included.
 
     reference are public tokens `[samples, length]`: needed with privacy, where statistics are
-    measured against them.
+    measured against them. stored names the parameters that are stored in another type than they are
+    computed in here.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Server:
         secure: bool = False,
         privacy: Privacy | None = None,
         reference: Tensor | None = None,
+        stored: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self.needs = decide.needs(recipe)
         check_recipe(recipe)
@@ -71,7 +73,8 @@ class Server:
         engine.check_pattern(self.layout, recipe)
         self.secure = secure
         self.privacy = privacy
-        self.digest = digest(model)
+        self.stored = stored or {}
+        self.digest = digest(model, self.stored)
         self.report = engine.Report(recipe, 0)
         self.report.parameters = self.layout.weights
         self.members: dict[int, Known | None] = dict.fromkeys(range(clients))

@@ -9,6 +9,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def save(folder: Path, family: str, dtype: torch.dtype = torch.float32, **option
     return folder
 
 
+def job(dense: Path, output: Path) -> run.Job:
+    """In bf16 on every processor, as the library computes a model that is in bf16."""
+    return run.Job(str(dense), RECIPE, output, evaluate=False, compute_dtype="bfloat16")
+
+
 def tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path in folder.glob("model*.safetensors"):
@@ -52,7 +58,7 @@ def in_memory(folder: Path, recipe: Recipe = RECIPE, dtype: str = "auto") -> tup
 @pytest.mark.parametrize("family", [*families.FAMILIES, *families.UNUSUAL])
 def test_every_family_gets_the_bits_it_gets_in_memory(family: str, tmp_path: Path) -> None:
     dense = save(tmp_path / "dense", family, torch.bfloat16, max_shard_size="20KB")
-    run.prune(run.Job(str(dense), RECIPE, tmp_path / "out", evaluate=False))
+    run.prune(job(dense, tmp_path / "out"))
     model, masks = in_memory(dense)
     model.save_pretrained(tmp_path / "memory")  # type: ignore[attr-defined]
     expected, got = tensors(tmp_path / "memory"), tensors(tmp_path / "out")
@@ -91,7 +97,7 @@ def test_types_names_and_files_are_kept(dtype: torch.dtype, tmp_path: Path) -> N
 
 def test_another_type_can_be_asked_for(tmp_path: Path) -> None:
     dense = save(tmp_path / "dense", "llama", max_shard_size="10KB")
-    run.prune(run.Job(str(dense), RECIPE, tmp_path / "out", evaluate=False, dtype="bfloat16"))
+    run.prune(replace(job(dense, tmp_path / "out"), dtype="bfloat16"))
     model, _ = in_memory(dense, dtype="bfloat16")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16
@@ -176,15 +182,15 @@ def test_a_release_of_transformers_that_lacks_what_is_needed_is_named(
 
 def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     dense = save(tmp_path / "dense", "llama", max_shard_size="10KB")
-    job = run.Job(str(dense), RECIPE, tmp_path / "out", evaluate=False)
+    broken = run.Job(str(dense), RECIPE, tmp_path / "out", evaluate=False)
     lost = sorted(dense.glob("model-*.safetensors"))[1]
     whole = lost.read_bytes()
     lost.write_bytes(whole[:-8])
     with pytest.raises(SympruneError, match=rf"{lost.name} is a corrupt safetensors file.*bytes"):
-        run.prune(job)
+        run.prune(broken)
     lost.unlink()
     with pytest.raises(SympruneError, match=f"not complete: {lost.name}"):
-        run.prune(job)
+        run.prune(broken)
     save(tmp_path / "few", "llama")
     few = load_file(tmp_path / "few" / "model.safetensors")
     del few["model.layers.1.mlp.up_proj.weight"]
