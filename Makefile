@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-ria-50
 
-.PHONY: demo test test-slow test-flower check bench clean
+.PHONY: demo test test-processors test-slow test-flower check bench clean
 
 # A real language model, pruned to 50 % on this machine, with its perplexity before and after.
 demo: .venv/.ready
@@ -14,6 +14,25 @@ demo: .venv/.ready
 # One process per core, each with one thread.
 test: .venv/.ready check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# The formulas as other processors round them: MKL and PyTorch told to use other instructions than
+# the best there are, with one thread and with two. Threads that wait do not spin, since two runs
+# share the machine.
+NUMERICAL := scores masks stats refine swap update descent alternate allocate decide
+PROCESSORS := sse2 mkl-avx2 torch-avx2
+sse2 := MKL_CBWR=COMPATIBLE
+mkl-avx2 := MKL_ENABLE_INSTRUCTIONS=AVX2
+torch-avx2 := ATEN_CPU_CAPABILITY=avx2
+
+test-processors: .venv/.ready
+	$(MAKE) -j2 --output-sync $(PROCESSORS:%=one-thread-%) $(PROCESSORS:%=two-threads-%)
+
+one-thread-%:
+	$($*) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERICAL:%=tests/symprune/test_%.py)
+
+two-threads-%:
+	$($*) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
+	  $(BIN)/python -m pytest $(NUMERICAL:%=tests/symprune/test_%.py)
 
 test-slow: .venv/.ready
 	$(BIN)/python -m pytest -m slow

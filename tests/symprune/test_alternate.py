@@ -65,7 +65,7 @@ def test_rounds_are_solved_to_the_end_and_scored_as_the_formula_says() -> None:
     fitted, keep = alternate(weight, gram, mask_of, rounds=2, **steps)  # type: ignore[arg-type]
     first = solved(masks.keep_by_row(weight.abs(), 0.25))
     values = first + (weight - first) @ full / full.diagonal()
-    assert torch.equal(scored[0], weight)
+    assert torch.equal(scored[0], weight)  # to the bit: nothing has been lost yet
     torch.testing.assert_close(scored[1].double(), values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(fitted.double(), solved(keep), rtol=1e-3, atol=1e-4)
 

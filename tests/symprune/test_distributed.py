@@ -43,6 +43,7 @@ def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("family", ["smollm", "mixtral"])
 def test_two_processes_make_the_files_of_one(family: str, tmp_path: Path) -> None:
+    """To the byte: each sample is summed alone, and the sum over samples is exact in any order."""
     families.model(family).save_pretrained(tmp_path / "dense")
     families.tokenizer().save_pretrained(tmp_path / "dense")
     log = tmp_path / "log.jsonl"

@@ -52,6 +52,8 @@ def plain_prune(model: Any, tokens: Tensor, method: str, sparsity: float) -> Non
 
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "ria"])
 def test_masks_are_bit_for_bit_those_of_the_plain_transcription(method: str) -> None:
+    """Whose sums differ in the last digit: no two of so few scores are that close, and what stays
+    is not touched."""
     tokens = families.tokens(5, 12)
     plain, ours = families.model(seed=7), families.model(seed=7)
     plain_prune(plain, tokens, method, 0.6)
@@ -64,6 +66,7 @@ def test_masks_are_bit_for_bit_those_of_the_plain_transcription(method: str) -> 
 
 
 def test_the_same_recipe_gives_the_same_bits() -> None:
+    """The same calls with the same numbers, in the same order."""
     recipe = Recipe(method="stochria", params={"beta": 0.3}, seed=5)
     runs = [families.model(seed=1) for _ in range(2)]
     for model in runs:
@@ -134,6 +137,7 @@ def test_a_token_limit_bounds_what_is_measured_of_inputs_and_outputs() -> None:
 
 
 def test_a_token_limit_no_token_reaches_changes_no_bit() -> None:
+    """It multiplies by one."""
     models = [families.model(), families.model(), families.model()]
     for model, limit in zip(models, (None, 1e6, 1.0), strict=True):
         engine.prune(model, families.tokens(), Recipe(method="wanda", token_limit=limit))
@@ -271,6 +275,7 @@ def test_steps_that_fit_the_calibration_data_are_watched_on_other_tokens() -> No
 
 
 def test_held_out_tokens_decide_nothing() -> None:
+    """Not a bit: a sample's sums are its own, and the held-out ones go elsewhere."""
     recipe = Recipe(method="wanda", refine="swap", update="lsq")
     models = families.model(), families.model()
     engine.prune(models[0], families.tokens(8, 16), recipe, held_out=families.tokens(2, 16, seed=1))

@@ -72,6 +72,7 @@ def test_packing_and_unpacking_is_the_identity(size: int, seed: int) -> None:
 
 
 def test_devices_agree(device: torch.device) -> None:
+    """To the bit: scores are compared, never computed with."""
     score = torch.randint(0, 50, (33, 64), generator=torch.Generator().manual_seed(1)).float()
     for make in (
         lambda s: masks.keep_by_row(s, 0.37),

@@ -86,6 +86,7 @@ def plain_dsnot(
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("rule", ["published", "improving", "same-sign"])
 def test_masks_are_those_of_the_plain_transcription(seed: int, rule: str) -> None:
+    """Which sums in double precision: no two of so few keys are closer than a rounding."""
     weight, stats = problem(12, 64, seed)
     keep = masks.keep_by_row(weight.abs() * stats.norm, 0.5)
     expected = plain_dsnot(
@@ -251,6 +252,7 @@ def test_equal_keys_are_taken_by_index() -> None:
 
 
 def test_devices_agree(device: torch.device) -> None:
+    """On masks: no two of so few keys are closer than a rounding."""
     weight, stats = problem(16, 64)
     keep = masks.keep_by_row(weight.abs() * stats.norm, 0.5)
     there = Stats(*(value.to(device) for value in (stats.norm, stats.mean, stats.variance)))

@@ -1,4 +1,7 @@
-"""A run that was killed goes on, and its files are those of a run that was not."""
+"""A run that was killed goes on, and its files are those of a run that was not.
+
+To the byte: hidden states are kept as they are, so the blocks that are left see the same numbers.
+"""
 
 from __future__ import annotations
 

@@ -89,6 +89,8 @@ def test_batches_and_splits_do_not_show(samples: int, seed: int, data: st.DataOb
 
 
 def test_order_and_splits_do_not_change_one_bit() -> None:
+    """A sample is summed alone, so always alike, and sums of samples are exact: two doubles hold
+    all their bits."""
     x = torch.randn(64, 17, 128) * torch.logspace(-6, 6, 64)[torch.randperm(64)].view(-1, 1, 1)
     thirds = [measured(part) for part in x.split((5, 40, 19))]
     for part in thirds[:0:-1]:

@@ -1,4 +1,7 @@
-"""A model that stays on disk is pruned to the bits of one that is in memory."""
+"""A model that stays on disk is pruned to the bits of one that is in memory.
+
+Bits can be compared, since where a weight is kept changes no call that computes with it.
+"""
 
 from __future__ import annotations
 

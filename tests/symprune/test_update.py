@@ -80,6 +80,7 @@ def test_degenerate_inputs_stay_finite(name: str) -> None:
 
 
 def test_nothing_pruned_changes_nothing() -> None:
+    """Not a bit by least squares: with nothing lost, there is no step to take."""
     weight, _, x = problem(6, 16, 50)
     everything = torch.ones_like(weight, dtype=torch.bool)
     assert torch.equal(update.least_squares(weight, everything, x.T @ x), weight)
