@@ -180,7 +180,7 @@ def check_finite(weights: Mapping[str, Tensor], *tables: Mapping[str, ChannelSta
     finite: list[Tensor] = []
     otherwise: list[str] = []
     for name, weight in weights.items():
-        finite.append(torch.isfinite(weight).all())
+        finite.append(host.finite(weight))
         otherwise.append(f"{name} has NaN or infinite weights.")
         for stats in (table[name] for table in tables if name in table):
             if id(stats) not in looked:

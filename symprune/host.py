@@ -25,6 +25,17 @@ def bring(values: Sequence[Tensor]) -> list[float]:
     return [found[number] for number in range(len(values))]
 
 
+def finite(values: Tensor) -> Tensor:
+    """Whether all are numbers, none of them infinite."""
+    if values.device.type == "cpu":
+        # A sum is quicker than a look at every entry, and enough as long as it is a number itself.
+        wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+        total = torch.isfinite(values.sum(dtype=wide))
+        if total:
+            return total
+    return torch.isfinite(values).all()
+
+
 def steps_between_looks(device: torch.device) -> int:
     """How many steps of a loop to take before looking whether it is done."""
     return 1 if device.type == "cpu" else LOOK_EVERY

@@ -234,7 +234,7 @@ class ChannelStats:
 
     def finite(self) -> list[Tensor]:
         """Whether no NaN or infinity came in: true if all of these are."""
-        return [torch.isfinite(value).all() for value in self.sums.values()]
+        return [host.finite(value) for value in self.sums.values()]
 
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from symprune import host
 from symprune.errors import SympruneError
-from symprune.masks import Pattern, highest_of_groups, keep_by_layer
+from symprune.masks import Pattern, drop_ordered, highest_of_groups, removed
 from symprune.scores import inverse
 
 ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
@@ -160,20 +161,19 @@ def sparsegpt(
     gram = gram.to(weight.device).clone()
     columns = weight.shape[1]
     dead = gram.diagonal() == 0
-    gram[dead, dead] = 1
-    weight[:, dead] = 0
+    gram.diagonal().masked_fill_(dead, 1)
+    weight.masked_fill_(dead, 0)
     gram.diagonal().add_(damping * gram.diagonal().mean())
     factor, failed = torch.linalg.cholesky_ex(gram)
     inverted, not_inverted = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-    if int(failed + not_inverted):
-        raise SympruneError("SparseGPT's Hessian is not positive definite; raise its damping.")
     chosen = torch.ones_like(weight, dtype=torch.bool) if keep is None else keep.clone()
     for start in range(0, columns, block):
         end = min(start + block, columns)
         local, upper = weight[:, start:end].clone(), inverted[start:end, start:end]
         if keep is None and pattern is None:
             saliency = local**2 / upper.diagonal() ** 2
-            chosen[:, start:end] = keep_by_layer(saliency, sparsity)
+            dropped = removed(saliency.numel(), sparsity)
+            chosen[:, start:end] = drop_ordered(saliency.flatten(), dropped).view(saliency.shape)
         errors = torch.zeros_like(local)
         for j in range(end - start):
             if keep is None and pattern is not None and (start + j) % pattern.m == 0:
@@ -186,4 +186,10 @@ def sparsegpt(
             local[:, j] = kept
         weight[:, start:end] = local
         weight[:, end:] -= errors @ inverted[start:end, end:]
+    # One look at the end, not one at every block: what comes of a bad Hessian is let go.
+    bad, finite = host.bring([failed + not_inverted, torch.isfinite(weight).all()])
+    if bad:
+        raise SympruneError("SparseGPT's Hessian is not positive definite; raise its damping.")
+    if not finite:
+        raise SympruneError("SparseGPT's weights grow beyond all numbers; raise its damping.")
     return weight * chosen, chosen

@@ -94,6 +94,14 @@ def test_loops_look_at_the_device_once_in_several_steps(step: str, pattern: Patt
     assert device.own_waits <= steps / host.LOOK_EVERY + 1, device.waits
 
 
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4)])
+def test_sparsegpt_looks_once_whatever_the_number_of_blocks(pattern: Pattern | None) -> None:
+    with PretendDevice() as device:
+        weight, stats = layer()
+        update.sparsegpt(weight, None, stats.gram, pattern=pattern, block=4)
+    assert device.own_waits == 1, device.waits
+
+
 def test_an_allocation_asks_once_for_each_matrix() -> None:
     for name in ("owl", "error"):
         assert waits(Recipe(method="wanda", allocate=name)) <= 3
