@@ -18,7 +18,8 @@ test: .venv/.ready check
 # The formulas as other processors round them: MKL and PyTorch told to use other instructions than
 # the best there are, with one thread and with two. Threads that wait do not spin, since two runs
 # share the machine.
-NUMERICAL := scores masks stats refine swap update descent alternate allocate decide
+NUMERICAL := $(addprefix tests/symprune/,test_scores.py test_masks.py test_stats.py refine update \
+  allocate engine/test_decide.py)
 PROCESSORS := sse2 mkl-avx2 torch-avx2
 sse2 := MKL_CBWR=COMPATIBLE
 mkl-avx2 := MKL_ENABLE_INSTRUCTIONS=AVX2
@@ -28,11 +29,11 @@ test-processors: .venv/.ready
 	$(MAKE) -j2 --output-sync $(PROCESSORS:%=one-thread-%) $(PROCESSORS:%=two-threads-%)
 
 one-thread-%:
-	$($*) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERICAL:%=tests/symprune/test_%.py)
+	$($*) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERICAL)
 
 two-threads-%:
 	$($*) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
-	  $(BIN)/python -m pytest $(NUMERICAL:%=tests/symprune/test_%.py)
+	  $(BIN)/python -m pytest $(NUMERICAL)
 
 test-slow: .venv/.ready
 	$(BIN)/python -m pytest -m slow
@@ -40,7 +41,7 @@ test-slow: .venv/.ready
 # Flower for real: its simulation (Ray) and deployments of separate processes on this machine.
 test-flower: .venv/.ready
 	$(PIP) -e ".[simulation]"
-	$(BIN)/python -m pytest -m "slow or not slow" tests/fed/test_flower.py tests/fed/test_deploy.py tests/fed/test_pruning_remote.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/fed/flower/test_apps.py tests/fed/flower/test_deploy.py tests/fed/pruning/test_remote.py
 
 # Style and types. Types are checked on an installed copy, where fed/ and eval/ have their names.
 check: .venv/.ready

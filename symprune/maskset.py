@@ -102,7 +102,7 @@ class MaskSet(Mapping[str, Tensor]):
     @classmethod
     def of(cls, model: nn.Module) -> MaskSet:
         """The masks a pruned model carries in its zeros."""
-        from symprune.models import find_layout
+        from symprune.models.layout import find_layout
 
         masks = cls()
         for matrix in find_layout(model).all_matrices():

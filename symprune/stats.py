@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from symprune import host
 from symprune.errors import SympruneError
+from symprune.machine import host
 
 SQUARE = "square"
 MOMENTS = "moments"

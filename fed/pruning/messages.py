@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
-from symprune.fed.payload import Expected, decode_as, encode_message, first_field
 from symprune.fed.pruning.secure_sum import KEY_BYTES, WORDS
-from symprune.matrices import Matrix
+from symprune.fed.wire.payload import Expected, decode_as, encode_message, first_field
+from symprune.models.matrices import Matrix
 from symprune.stats import MOMENTS, SQUARE, Needs
 
 VERSION = 3

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed import privacy
-from symprune.fed.pruning.vectors import Packed, Part, length
+from symprune.fed.pruning.packed_stats import Packed, Part, length
 from symprune.stats import SQUARE, TOTAL
 
 FLOOR = 1e-3

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from symprune.masks import keep_by_row
-from symprune.matrices import Matrix, is_experts
-from symprune.models import find_layout
+from symprune.models.layout import find_layout
+from symprune.models.matrices import Matrix, is_experts
 
 Sums = dict[str, Tensor]
 OTHERWISE_CALLED = ("DbrxExpertGLU", "InklingSharedExperts")
