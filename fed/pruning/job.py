@@ -12,6 +12,7 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint import output_folder
+from symprune.checkpoint.load import load_model
 from symprune.engine import bos, walk
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
@@ -120,7 +121,7 @@ def prune(
         for data in job.held_out:
             texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
     tell(f"Loading {job.model}")
-    model = hub.load_model(origin, job.dtype).to(device)
+    model = load_model(origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     output_folder.check_output(job.folder, job.force, needed=size)
     dtype = model.dtype

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from symprune import calibration
 from symprune.checkpoint import output_folder
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.checkpoint.resume import write_durably
 from symprune.engine import bos, walk
 from symprune.engine.bos import Bos
@@ -124,7 +125,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     output = folder / MODEL
     output_folder.check_output(output, force=False)
     access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
-    model, tokenizer = hub.load(task.model, device="cpu", access=access)
+    model, tokenizer = load_with_tokenizer(task.model, device="cpu", access=access)
     stored = compute.widen(model, task.compute_dtype, torch.device("cpu"))
     found = bos.decide(task.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     reference = None
@@ -192,7 +193,7 @@ class Settings:
         """The model, the owner's tokens and what of the model is stored in another type. What was
         measured for the tokens is kept in the folder."""
         access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
-        model, tokenizer = hub.load(self.model, device="cpu", access=access)
+        model, tokenizer = load_with_tokenizer(self.model, device="cpu", access=access)
         stored = compute.widen(model, self.compute_dtype, torch.device("cpu"))
         tokens = calibration.calibration_tokens(
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed

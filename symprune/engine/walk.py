@@ -24,6 +24,7 @@ from symprune.engine import bos, decide, forward
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
 from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.reduce import reduce
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.machine import distributed, host, memory
@@ -264,13 +265,13 @@ def _collect(
     settings, held_out = (activations, index, block, found), plan.held_out
     calibrating = len(activations) - (held_out or 0)
     measured = collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
-    distributed.reduce(measured)
+    reduce(measured)
     watched = Collector()
     if held_out is not None:
         watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
         others = range(calibrating, len(activations))
         watched = collect(*settings, watching, tick, others, plan.gram_device)
-        distributed.reduce(watched)
+        reduce(watched)
     return measured, watched
 
 
@@ -397,7 +398,7 @@ def _allocation(
         with blocks.block(index) as block:
             found = layout.matrices(index)
             measured = collect(activations, index, block, found, needs, advance=True)
-            distributed.reduce(measured)
+            reduce(measured)
             for matrix in found:
                 name, weight = matrix.name, matrix.weight
                 rows, columns = weight.shape

@@ -11,6 +11,7 @@ from typing import Any
 
 from symprune import calibration
 from symprune.checkpoint import output_folder
+from symprune.checkpoint.load import load_computing, local_folder
 from symprune.checkpoint.packed import open_shards
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.engine import bos, walk
@@ -45,10 +46,10 @@ def evaluate(
     seqlen, notes = walk.cap_seqlen(config, seqlen)
     tokenizer = hub.load_tokenizer(origin)
     ids = calibration.encode(tokenizer, calibration.text(data, "test"))
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     if folder is None:
         tell(f"Loading {model_name}")
-        model, _ = hub.load_computing(origin, dtype, where, compute_dtype)
+        model, _ = load_computing(origin, dtype, where, compute_dtype)
         computed = model.dtype
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")

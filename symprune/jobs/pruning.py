@@ -18,6 +18,7 @@ from torch import Tensor
 from symprune import calibration
 from symprune.checkpoint import output_folder, resume
 from symprune.checkpoint.device_map import place
+from symprune.checkpoint.load import load_model, local_folder
 from symprune.checkpoint.output_files import Sink, StreamedBlocks
 from symprune.checkpoint.packed import open_shards, weight_files
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
@@ -173,7 +174,7 @@ def _stored(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
     """The type of the output's weights."""
     if origin.gguf_file:
         return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     return stored_dtype(job.dtype, config, open_shards(folder) if folder else None)
 
 
@@ -186,13 +187,13 @@ def _open(
     tell: Tell,
 ) -> _Opened:
     """The model's safetensors folder; what comes as something else is made one, in memory."""
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     if folder is None:
         folder = work / "dense"
         if not folder.is_dir() and distributed.rank() == 0:
             tell(f"Loading {job.model}")
             new = work / "dense.new"
-            hub.load_model(origin, job.dtype).save_pretrained(new)
+            load_model(origin, job.dtype).save_pretrained(new)
             new.rename(folder)
     shards = open_shards(folder)
     config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
@@ -213,7 +214,7 @@ def _facts(
     device: torch.device,
 ) -> dict[str, Any]:
     """Everything the output depends on."""
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     names = weight_files(folder) if folder else [origin.gguf_file or "config.json"]
     files = {}
     for path in (Path(folder or origin.path) / name for name in names):
