@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_with_tokenizer
-from symprune.checkpoint.resume import write_durably
-from symprune.engine import bos, walk
+from symprune.engine import bos
 from symprune.engine.bos import Bos
+from symprune.engine.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
@@ -33,6 +33,7 @@ from symprune.fed.pruning.server import Server, check_recipe
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute
+from symprune.machine.durable import write_durably
 from symprune.models import hub
 from symprune.recipe import Recipe
 
@@ -93,7 +94,7 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
             "machine with `hf auth login` instead."
         )
     origin = hub.resolve(job.model, job.access)
-    seqlen, _ = walk.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    seqlen, _ = cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     recipe = job.recipe.with_changes(seqlen=seqlen)
     model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
     version, trusted = job.access.revision, job.access.trust_remote_code

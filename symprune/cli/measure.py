@@ -101,7 +101,7 @@ def inspect(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
-    from symprune.checkpoint.output_folder import read_record
+    from symprune.checkpoint.record import read_record
     from symprune.eval.tables import percent
     from symprune.jobs.inspect import inspect_folder
 

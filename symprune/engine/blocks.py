@@ -22,9 +22,9 @@ from symprune.models.layout import Layout
 class Blocks:
     """The blocks of a model in memory.
 
-    embedded is what `walk.embed` made of the tokens, for callers that prune again and again. stored
-    is the type weights will be written in, if not the one they are computed in. at_once samples
-    pass a block together.
+    embedded is what `forward.embed` made of the tokens, for callers that prune again and again.
+    stored is the type weights will be written in, if not the one they are computed in. at_once
+    samples pass a block together.
     """
 
     in_memory = True

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from symprune import Recipe, prune
 from symprune.allocate import budget
 from symprune.allocate.budget import Layer
-from symprune.engine import walk
+from symprune.engine import allocation, walk
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.stats import Needs
@@ -138,7 +138,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    monkeypatch.setattr(walk, "collect", watched)
+    for module in (allocation, walk):
+        monkeypatch.setattr(module, "collect", watched)
     return asked
 
 
