@@ -13,6 +13,7 @@ import yaml
 
 from symprune import allocate, masks, refine, scores, update
 from symprune.errors import SympruneError
+from symprune.machine import durable
 from symprune.validation import check_choice, check_names, read_mapping
 
 BOS = ("auto", "always", "never")
@@ -143,7 +144,7 @@ class Recipe:
         text = yaml.safe_dump(self.to_dict(), sort_keys=False)
         if Path(path).suffix == ".json":
             text = json.dumps(self.to_dict(), indent=2) + "\n"
-        Path(path).write_text(text)
+        durable.write_text(Path(path), text)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
