@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-ria-50
 
-.PHONY: demo test test-slow test-flower check bench clean
+.PHONY: demo test test-processors test-slow test-flower check bench clean
 
 # A real language model, pruned to 50 % on this machine, with its perplexity before and after.
 demo: .venv/.ready
@@ -15,13 +15,33 @@ demo: .venv/.ready
 test: .venv/.ready check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
+# The formulas as other processors round them: MKL and PyTorch told to use other instructions than
+# the best there are, with one thread and with two. Threads that wait do not spin, since two runs
+# share the machine.
+NUMERICAL := $(addprefix tests/symprune/,test_scores.py test_masks.py test_stats.py refine update \
+  allocate engine/test_decide.py)
+PROCESSORS := sse2 mkl-avx2 torch-avx2
+sse2 := MKL_CBWR=COMPATIBLE
+mkl-avx2 := MKL_ENABLE_INSTRUCTIONS=AVX2
+torch-avx2 := ATEN_CPU_CAPABILITY=avx2
+
+test-processors: .venv/.ready
+	$(MAKE) -j2 --output-sync $(PROCESSORS:%=one-thread-%) $(PROCESSORS:%=two-threads-%)
+
+one-thread-%:
+	$($*) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERICAL)
+
+two-threads-%:
+	$($*) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
+	  $(BIN)/python -m pytest $(NUMERICAL)
+
 test-slow: .venv/.ready
 	$(BIN)/python -m pytest -m slow
 
 # Flower for real: its simulation (Ray) and deployments of separate processes on this machine.
 test-flower: .venv/.ready
 	$(PIP) -e ".[simulation]"
-	$(BIN)/python -m pytest -m "slow or not slow" tests/fed/test_flower.py tests/fed/test_deploy.py tests/fed/test_pruning_remote.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/fed/flower/test_apps.py tests/fed/flower/test_deploy.py tests/fed/pruning/test_remote.py
 
 # Style and types. Types are checked on an installed copy, where fed/ and eval/ have their names.
 check: .venv/.ready

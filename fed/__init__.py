@@ -12,12 +12,12 @@ Importing the package needs neither Flower nor transformers nor matplotlib.
 from __future__ import annotations
 
 from symprune.fed.algorithms import ALGORITHMS, Algorithm, build
-from symprune.fed.data import load
-from symprune.fed.problem import Problem
+from symprune.fed.problems.datasets import load
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Sent, Turn
 from symprune.fed.pruning import Privacy, prune
 from symprune.fed.simulate import Result, simulate
-from symprune.fed.tasks import make_problem
 
 __all__ = [
     "ALGORITHMS",

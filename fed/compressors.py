@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.payload import encoded_sizes
 from symprune.fed.randomness import Random, uniform_like
+from symprune.fed.wire.payload import encoded_sizes
 from symprune.masks import keep_largest
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problem import Constants, Problem
+from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.randomness import Stream
 
 T = TypeVar("T")

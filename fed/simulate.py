@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed import checkpoint as disk
-from symprune.fed.exchange import Parcel, collect, merge
-from symprune.fed.ledger import Ledger
-from symprune.fed.problem import Problem
+from symprune.fed import snapshot as disk
+from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
 from symprune.fed.threads import limited_threads
+from symprune.fed.wire.ledger import Ledger
+from symprune.fed.wire.parcel import Parcel, collect, merge
 
 Record = dict[str, Any]
 DIVERGED = "take a smaller step size"

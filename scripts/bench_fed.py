@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.proxskip import ProxSkip
-from symprune.fed.losses import Logistic
-from symprune.fed.problem import Problem, Rows
+from symprune.fed.algorithms.proxskip.proxskip import ProxSkip
+from symprune.fed.problems.losses import Logistic
+from symprune.fed.problems.problem import Problem, Rows
 from symprune.fed.protocol import Turn
 from symprune.fed.threads import limited_threads
 

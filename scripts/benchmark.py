@@ -1,7 +1,7 @@
 """Speed and memory of the pruning engine, as ratios within one run.
 
     python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [frontier] [engine]
-                                [memory] [types]
+                                [memory] [waits] [types]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
 Every figure is the best of a few repetitions, the two sides of a ratio taken in turns; the whole
@@ -27,13 +27,18 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import compute, engine, masks, refine, scores, update, walk
-from symprune.alternate import alternate
+from symprune import masks, scores
+from symprune.engine import forward, walk
+from symprune.engine.collect import distinct_inputs
+from symprune.machine import compute
 from symprune.masks import Pattern
-from symprune.models import find_layout
+from symprune.models.layout import find_layout
 from symprune.recipe import Recipe
+from symprune.refine import dsnot
+from symprune.refine.swap import swap
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
-from symprune.swap import swap
+from symprune.update import least_squares
+from symprune.update.alternating import alternate
 
 console = Console(width=110)
 
@@ -114,22 +119,24 @@ def statistics() -> None:
     for hidden, intermediate in ((1024, 2816), (2048, 5504)):
         model = llama(1, hidden, intermediate)
         layout = find_layout(model)
-        with walk.ready(model):
-            activations = walk.embed(layout, torch.randint(0, 512, (4, 512)))
+        with forward.ready(model):
+            activations = forward.embed(layout, torch.randint(0, 512, (4, 512)))
             block, found = layout.blocks[0], layout.matrices(0)
-            widths = walk.distinct_inputs(activations, 0, block, found)
+            widths = distinct_inputs(activations, 0, block, found)
             inputs = [(torch.randn(1, 512, width), ChannelStats(width)) for width in widths]
 
-            def forward(block: torch.nn.Module = block, a: walk.Activations = activations) -> None:
-                for sample in range(len(a)):
-                    a.run(0, block, sample)
+            def run_block(
+                block: torch.nn.Module = block, a: forward.Activations = activations
+            ) -> None:
+                for samples in a.batches():
+                    a.run(0, block, samples)
 
             def measure(pairs: list[tuple[Tensor, ChannelStats]] = inputs) -> None:
                 for _ in range(4):
                     for x, stats in pairs:
                         stats.add(x)
 
-            plain, measured = best(forward, measure, repeat=7)
+            plain, measured = best(run_block, measure, repeat=7)
         added = f"{100 * measured / plain:.1f} %"
         table.add_row(f"width {hidden}", f"{plain:.3f} s", f"{measured:.3f} s", added)
     console.print(table)
@@ -143,12 +150,12 @@ def refinement() -> None:
     stats.add(torch.randn(2, 256, 4096, generator=generator) + 0.1)
     score = weight.abs() * stats.norm
     keep, two_of_four = masks.keep_by_row(score, 0.5), masks.keep_n_of_m(score, Pattern(2, 4))
-    relative = refine.Keys(grow_relative=True, gamma2=1e-4)
+    relative = dsnot.Keys(grow_relative=True, gamma2=1e-4)
     rows: list[tuple[str, Callable[[], object]]] = [
-        ("dsnot, published", lambda: refine.dsnot(weight, keep, stats)),
-        ("dsnot, improving", lambda: refine.dsnot(weight, keep, stats, accept="improving")),
-        ("r2-dsnot", lambda: refine.dsnot(weight, keep, stats, keys=relative)),
-        ("dsnot, 2:4", lambda: refine.dsnot(weight, two_of_four, stats, pattern=Pattern(2, 4))),
+        ("dsnot, published", lambda: dsnot.dsnot(weight, keep, stats)),
+        ("dsnot, improving", lambda: dsnot.dsnot(weight, keep, stats, accept="improving")),
+        ("r2-dsnot", lambda: dsnot.dsnot(weight, keep, stats, keys=relative)),
+        ("dsnot, 2:4", lambda: dsnot.dsnot(weight, two_of_four, stats, pattern=Pattern(2, 4))),
     ]
     table = Table("4096 x 4096, 50 %", "topk of 2048", "refine", "times topk")
     for name, job in rows:
@@ -174,7 +181,7 @@ def frontier() -> None:
     rows: list[tuple[str, Callable[[], object]]] = [
         ("60 swaps a row", lambda: swap(weight, keep, gram)),
         ("60 swaps a row, 2:4", lambda: swap(weight, two_of_four, gram, pattern=Pattern(2, 4))),
-        ("lsq, 20 steps", lambda: update.least_squares(weight, keep, gram, tolerance=0)),
+        ("lsq, 20 steps", lambda: least_squares.least_squares(weight, keep, gram, tolerance=0)),
         ("4 rounds", lambda: alternate(weight, gram, mask_of, rounds=4)),
     ]
     table = Table("4096 x 4096, 50 %", "W @ G", "time", "products")
@@ -190,8 +197,8 @@ def whole_engine() -> None:
     layout, tokens = find_layout(model), torch.randint(0, 512, (32, 512))
 
     def two_passes() -> None:
-        with walk.ready(model):
-            activations = walk.embed(layout, tokens)
+        with forward.ready(model):
+            activations = forward.embed(layout, tokens)
             for index, block in enumerate(layout.blocks):
                 for sample in range(len(activations)):
                     activations.run(index, block, sample)
@@ -200,7 +207,7 @@ def whole_engine() -> None:
 
     table = Table("2 blocks of width 1024, 32 x 512 tokens", "two passes", "prune", "ratio")
     methods = ("wanda", "ria", "symwanda", "stochria")
-    runs = [lambda m=method: engine.prune(model, tokens, Recipe(method=m)) for method in methods]
+    runs = [lambda m=method: walk.prune(model, tokens, Recipe(method=m)) for method in methods]
     passes, *times = in_turns(two_passes, *runs, repeat=5)
     for method, prune in zip(methods, times, strict=True):
         ratios = [ours / theirs for ours, theirs in zip(prune, passes, strict=True)]
@@ -212,13 +219,14 @@ def whole_engine() -> None:
 MEMORY_PROBE = """
 import sys, torch
 sys.path.insert(0, {folder!r})
-from benchmark import llama, engine, Recipe
-from symprune.memory import peak
+from benchmark import llama, Recipe
+from symprune.engine import walk
+from symprune.machine.memory import peak
 model = llama({blocks}, 256, 704)
 tokens = torch.randint(0, 512, ({samples}, 512))
-engine.prune(model, tokens[:1], Recipe())
+walk.prune(model, tokens[:1], Recipe())
 before = peak()
-engine.prune(model, tokens, Recipe())
+walk.prune(model, tokens, Recipe())
 print(peak() - before)
 """
 
@@ -241,18 +249,44 @@ def memory() -> None:
     console.print(table)
 
 
+def waits() -> None:
+    """How often the host waits for an accelerator, counted on the tests' pretend device."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+    from pretend_device import PretendDevice
+
+    dense, tokens = llama(2, 64, 176), torch.randint(0, 512, (4, 32))
+    dsnot = {"name": "dsnot", "layers": "all"}
+    methods = ("magnitude", "wanda", "ria", "symwanda", "stochria")
+    recipes = [Recipe(method=method) for method in methods]
+    recipes += [Recipe(method="wanda", group="layer"), Recipe(method="wanda", pattern="2:4")]
+    recipes += [Recipe(method="wanda", allocate=name) for name in ("owl", "error")]
+    recipes += [Recipe(method="wanda", refine=refine) for refine in (dsnot, "swap")]
+    recipes += [Recipe(method="wanda", update=update) for update in ("lsq", "sparsegpt")]
+    table = Table("host waits for an accelerator", "a matrix", "a matrix, errors reported")
+    for recipe in recipes:
+        counts = []
+        for report_error in (False, True):
+            with PretendDevice() as device:
+                model = device.take(dense)
+                report = walk.prune(model, tokens, recipe, report_error=report_error)
+            counts.append(device.own_waits / len(report.layers))
+        table.add_row(recipe.describe(), *(f"{count:.1f}" for count in counts))
+    console.print(table)
+
+
 TYPES_PROBE = """
 import sys
 from pathlib import Path
-from symprune import Recipe, run
+from symprune import Recipe
+from symprune.jobs import pruning
 folder = Path(sys.argv[1])
 recipe = Recipe(method="wanda", calibration="builtin", nsamples=16, seqlen=512)
 job = {"evaluate": False, "force": True, "device": "cpu"}
 best = {}
 for _ in range(2):
     for dtype in ("bfloat16", "float32"):
-        record = run.prune(
-            run.Job(str(folder / "dense"), recipe, folder / "out", compute_dtype=dtype, **job)
+        record = pruning.prune(
+            pruning.Job(str(folder / "dense"), recipe, folder / "out", compute_dtype=dtype, **job)
         )
         best[dtype] = min(sum(record["seconds"].values()), best.get(dtype, 1e9))
 print(best["bfloat16"], best["float32"])
@@ -289,6 +323,7 @@ PARTS = {
     "frontier": frontier,
     "engine": whole_engine,
     "memory": memory,
+    "waits": waits,
     "types": types,
 }
 

@@ -15,17 +15,17 @@ import torch
 from fed_tables import Experiment, Row, main, show
 
 from symprune.fed.algorithms import build
-from symprune.fed.data import load
-from symprune.fed.losses import Logistic
-from symprune.fed.partitions import partition
-from symprune.fed.problem import Problem, stack_rows
+from symprune.fed.algorithms.cohort_squeeze.sampling import make_sampling
+from symprune.fed.algorithms.cohort_squeeze.theory import exact_prox, minibatch_step, outlook
+from symprune.fed.problems.datasets import load
+from symprune.fed.problems.losses import Logistic
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.optimum import minimise
+from symprune.fed.problems.partitions import partition
+from symprune.fed.problems.problem import Problem, stack_rows
 from symprune.fed.protocol import Algorithm
 from symprune.fed.randomness import Stream
-from symprune.fed.reference import minimise
-from symprune.fed.sampling import make_sampling
 from symprune.fed.simulate import simulate
-from symprune.fed.sppm_theory import exact_prox, minibatch_step, outlook
-from symprune.fed.tasks import make_problem
 
 EPSILON = 5e-3  # goal on ||x - x*||^2
 BLOCKS = tuple(i // 10 for i in range(100))

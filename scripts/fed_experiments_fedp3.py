@@ -13,10 +13,10 @@ import torch
 from fed_tables import Experiment, Row, main, show, spread
 
 from symprune.fed.algorithms import build
-from symprune.fed.data import Dataset, load
-from symprune.fed.problem import Problem
+from symprune.fed.problems.datasets import Dataset, load
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem
 from symprune.fed.simulate import Result, simulate
-from symprune.fed.tasks import make_problem
 
 SPLITS = {"S1": "class-set:5", "S2": "preference:0.5"}
 NETWORK = "he-mlp:48-48-48-48"

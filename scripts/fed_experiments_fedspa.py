@@ -13,14 +13,14 @@ import torch
 from fed_tables import Experiment, Row, main, show, spread
 
 from symprune.fed.algorithms import build
-from symprune.fed.data import load
-from symprune.fed.layer_masks import best_mask, layer_ones
-from symprune.fed.mask_scores import weight_scores
-from symprune.fed.problem import Problem, Rows
+from symprune.fed.algorithms.fedspa.local_scores import weight_scores
+from symprune.fed.algorithms.shared.layer_masks import best_mask, layer_ones
+from symprune.fed.problems.datasets import load
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem, Rows
+from symprune.fed.problems.synthetic import gaussian_classes
 from symprune.fed.protocol import Turn
 from symprune.fed.simulate import Result, simulate
-from symprune.fed.synthetic import gaussian_classes
-from symprune.fed.tasks import make_problem
 
 TRAINING = {"batch": 16, "lr": 0.05, "cohort_size": 5}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,12 +13,12 @@ import torch
 from fed_tables import Experiment, Row, main, show
 
 from symprune.fed.algorithms import build
-from symprune.fed.data import load
-from symprune.fed.losses import Module
-from symprune.fed.networks import mlp
-from symprune.fed.problem import Problem
+from symprune.fed.problems.datasets import load
+from symprune.fed.problems.losses import Module
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.networks import mlp
+from symprune.fed.problems.problem import Problem
 from symprune.fed.simulate import Result, simulate
-from symprune.fed.tasks import make_problem
 
 ROUNDS, BUDGET = 60, 37e6
 SHARED = {"cohort_size": 10, "batch": 8, "server_lr": 5e-3}

@@ -15,12 +15,16 @@ from fed_tables import Experiment, Row, main, show
 from torch import Tensor
 
 from symprune.fed.algorithms import build
-from symprune.fed.graphs import nearest_neighbours, sketch, squared_distances
-from symprune.fed.losses import Linear, Softmax
-from symprune.fed.problem import Problem, stack_rows
+from symprune.fed.algorithms.similarity_network.graph import (
+    nearest_neighbours,
+    sketch,
+    squared_distances,
+)
+from symprune.fed.problems.losses import Linear, Softmax
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem, stack_rows
 from symprune.fed.protocol import Turn
 from symprune.fed.simulate import Result, simulate
-from symprune.fed.tasks import make_problem
 
 PLAIN = {"denoise": 0.0, "values": 0}
 SEEDS = (0, 1, 2)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from fed_report import Report, kbit
 
-from symprune.fed.compare import Entry, Setting, summary
-from symprune.fed.data import load
-from symprune.fed.problem import Problem
-from symprune.fed.tasks import make_problem
+from symprune.fed.compare.runs import Entry, Setting, summary
+from symprune.fed.problems.datasets import load
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem
 
 SPARSE = {
     "sparse-proxskip": "Sparse-ProxSkip",

@@ -20,12 +20,15 @@ import typer
 from fed_tables import show
 from torch import Tensor
 
-from symprune import calibration, console, engine, hub
+from symprune import calibration
+from symprune.cli import console
+from symprune.engine import walk
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed import Privacy, prune
 from symprune.fed.privacy import noise_multiplier
 from symprune.fed.threads import limited_threads
+from symprune.models import hub
 from symprune.recipe import Recipe
 
 DOMAINS = ("wikitext2", "ptb", "python")
@@ -95,11 +98,11 @@ def domains(bench: Bench, samples: int = 8, length: int = 256) -> None:
     """Each client's data alone, the weights alone, and all clients' statistics together."""
 
     def alone(domain: str) -> dict[str, Any]:
-        engine.prune(bench.model, bench.tokens(domain, samples, length), bench.recipe)
+        walk.prune(bench.model, bench.tokens(domain, samples, length), bench.recipe)
         return {}
 
     def weights() -> dict[str, Any]:
-        engine.prune(bench.model, None, bench.recipe.with_changes(method="ri"))
+        walk.prune(bench.model, None, bench.recipe.with_changes(method="ri"))
         return {}
 
     def together() -> dict[str, Any]:
@@ -128,7 +131,7 @@ def noise(bench: Bench, samples: int = 16, length: int = 64) -> None:
         return {}
 
     def public() -> dict[str, Any]:
-        engine.prune(bench.model, tokens()[1], bench.recipe)
+        walk.prune(bench.model, tokens()[1], bench.recipe)
         return {}
 
     def private(epsilon: float) -> dict[str, Any]:

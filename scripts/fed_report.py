@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from symprune.fed.compare import Entry, Line, Setting, first_crossing, run_entry
-from symprune.fed.plots import plot
-from symprune.fed.problem import Problem
+from symprune.fed.compare.plots import plot
+from symprune.fed.compare.runs import Entry, Line, Setting, first_crossing, run_entry
+from symprune.fed.problems.problem import Problem
 
 
 class Report:

@@ -25,15 +25,15 @@ import torch
 from fed_report import Report, kbit
 from fed_tables import Experiment
 
-from symprune import console
-from symprune.fed.compare import Entry, Setting
-from symprune.fed.data import Dataset, load
-from symprune.fed.plots import plot_values
-from symprune.fed.problem import Problem
+from symprune.cli import console
+from symprune.fed.compare.plots import plot_values
+from symprune.fed.compare.runs import Entry, Setting
+from symprune.fed.problems.datasets import Dataset, load
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.optimum import minimise
+from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import build
-from symprune.fed.reference import minimise
 from symprune.fed.simulate import simulate
-from symprune.fed.tasks import make_problem
 
 
 def ef_bv(report: Report) -> None:

@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from symprune import console, hub
-from symprune import options as o
+from symprune.cli import console
+from symprune.cli import options as o
 from symprune.errors import SympruneError
+from symprune.jobs.sweep import Grid, Sweep
+from symprune.models import hub
 from symprune.recipe import Recipe
-from symprune.sweep import Grid, Sweep
 
 METHODS: dict[str, dict[str, Any]] = {
     "magnitude": {},

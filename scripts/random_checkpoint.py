@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from symprune.shards import INDEX, OutputFile, make_header
+from symprune.checkpoint.tensor_files import INDEX, OutputFile, make_header
 
 SHARD = 5 * 10**9
 POOL = 2**22

@@ -19,12 +19,13 @@ import typer
 from published import FIGURES, published
 from rich.table import Table
 
-from symprune import console, hub
-from symprune import options as o
-from symprune.engine import prune
+from symprune.cli import console
+from symprune.cli import options as o
+from symprune.engine.walk import prune
 from symprune.errors import SympruneError
+from symprune.jobs.sweep import Grid, Sweep, append_result, read_results
+from symprune.models import hub
 from symprune.recipe import Recipe
-from symprune.sweep import Grid, Sweep, append_result, read_results
 
 SEEDS = 3
 WIDE = 120  # columns, where no terminal says how many there are

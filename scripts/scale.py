@@ -36,7 +36,8 @@ def resident(field: str) -> int:
 
 def work(folder: Path, samples: int, seqlen: int, method: str) -> None:
     """Prune in this process; print what it took above the libraries, as JSON."""
-    from symprune import Recipe, run
+    from symprune import Recipe
+    from symprune.jobs import pruning
 
     tiny = config(64, 128, 4, 1, 512)
     shutil.rmtree(folder / "tiny", ignore_errors=True)
@@ -45,8 +46,8 @@ def work(folder: Path, samples: int, seqlen: int, method: str) -> None:
     for name in ("tiny", "model"):  # the first makes Python import what it needs
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-        job = run.Job(str(folder / name), recipe, folder / f"{name}-out", "auto", "cpu", False)
-        record = run.prune(job)
+        job = pruning.Job(str(folder / name), recipe, folder / f"{name}-out", "auto", "cpu", False)
+        record = pruning.prune(job)
     seconds = sum(record["seconds"].values())
     print(json.dumps({"peak": resident("VmHWM") - before, "seconds": seconds}))
 

@@ -15,11 +15,11 @@ __version__ = "0.1.0"
 _HOME = {
     "MaskSet": "symprune.maskset",
     "Recipe": "symprune.recipe",
-    "Report": "symprune.engine",
+    "Report": "symprune.engine.walk",
     "SympruneError": "symprune.errors",
     "criterion": "symprune.scores",
-    "load": "symprune.pack",
-    "prune": "symprune.engine",
+    "load": "symprune.checkpoint.packed",
+    "prune": "symprune.engine.walk",
 }
 
 __all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", "prune"]

@@ -1,5 +1,5 @@
 """`python -m symprune`."""
 
-from symprune.cli import main
+from symprune.cli.main import main
 
 main()

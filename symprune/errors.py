@@ -3,3 +3,7 @@
 
 class SympruneError(ValueError):
     """Bad input. Its text is a whole sentence; the command line prints it and exits with 2."""
+
+
+class HalfPrunedError(SympruneError):
+    """The work failed when a part of a model in memory was pruned already; `__cause__` says why."""

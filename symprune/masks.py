@@ -14,6 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.errors import SympruneError
@@ -84,7 +85,8 @@ def keep_count(score: Tensor, count: int, group: str) -> Tensor:
     each, more = divmod(count, score.shape[0])
     if not more:
         return drop_lowest(score, each)
-    return torch.cat([drop_lowest(score[:more], each + 1), drop_lowest(score[more:], each)])
+    check_ordered(score)
+    return torch.cat([drop_ordered(score[:more], each + 1), drop_ordered(score[more:], each)])
 
 
 def keep_nested(score: Tensor, pattern: Pattern, share: float) -> Tensor:
@@ -93,11 +95,17 @@ def keep_nested(score: Tensor, pattern: Pattern, share: float) -> Tensor:
     if share >= 1:
         return keep
     going = score.masked_fill(keep, torch.inf)
-    return drop_lowest(going, int(share * pattern.sparsity * score.shape[-1]))
+    return drop_ordered(going, int(share * pattern.sparsity * score.shape[-1]))
 
 
 def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
     """The `n` highest of every `m` consecutive entries of a row stay."""
+    check_ordered(score)
+    return highest_of_groups(score, pattern)
+
+
+def highest_of_groups(score: Tensor, pattern: Pattern) -> Tensor:
+    """`keep_n_of_m` for a caller that knows its scores to be numbers."""
     n, m = pattern.n, pattern.m
     if score.shape[-1] % m:
         raise SympruneError(
@@ -105,7 +113,7 @@ def keep_n_of_m(score: Tensor, pattern: Pattern) -> Tensor:
         )
     groups = score.reshape(-1, m)
     if m > 16:
-        return drop_lowest(groups, m - n).view(score.shape)
+        return drop_ordered(groups, m - n).view(score.shape)
     # The rank of each entry inside its small group, by comparing all pairs: no sort, any device.
     columns = groups.unbind(1)
     keep = torch.empty_like(groups, dtype=torch.bool)
@@ -140,24 +148,42 @@ def keep_largest(score: Tensor, count: int) -> Tensor:
 
 
 def drop_lowest(score: Tensor, count: int) -> Tensor:
-    """Keep-mask that drops exactly the `count` lowest entries along the last dimension.
+    """Keep-mask that drops exactly the `count` lowest entries along the last dimension."""
+    if 0 < count < score.shape[-1]:
+        check_ordered(score)
+    return drop_ordered(score, count)
+
+
+def check_ordered(score: Tensor) -> None:
+    """Fail where an entry is NaN: it has no place among the others."""
+    if score.device.type == "cpu" and not torch.isnan(score.sum()):
+        return  # a sum is quicker than a look at every entry, and enough unless it is NaN itself
+    if torch.isnan(score).any():
+        raise SympruneError("A score is NaN, so its order is undefined.")
+
+
+def drop_ordered(score: Tensor, count: int) -> Tensor:
+    """`drop_lowest` of a score without NaN.
 
     Selection, not sorting: the count-th smallest value of each row is found, everything below it
-    goes, and as many of its equals, lowest index first, as are still missing.
+    goes, and as many of its equals, lowest index first, as are still missing. An accelerator does
+    all of it without the host having to wait.
     """
     size = score.shape[-1]
     if not 0 <= count <= size:
         raise SympruneError(f"Cannot drop {count} of {size} entries.")
     if count in (0, size):
         return torch.full_like(score, count == 0, dtype=torch.bool)
-    if torch.isnan(score.sum()) and torch.isnan(score).any():
-        raise SympruneError("A score is NaN, so its order is undefined.")
     threshold = kth_smallest(score, count).unsqueeze(-1)
     keep = score > threshold
     surplus = (size - count) - count_true(keep)
+    # Entries equal to the threshold that must stay: the last ones, since low indices go first.
+    if score.device.type != "cpu":
+        equal = score == threshold
+        until = equal.cumsum(-1, dtype=torch.int32 if size < 2**31 else torch.int64)
+        return keep.logical_or_(equal & (until[..., -1:] - until < surplus.unsqueeze(-1)))
     short = surplus.view(-1).nonzero().squeeze(1)
     if short.numel():
-        # Entries equal to the threshold that must stay: the last ones, since low indices go first.
         rows, equals = keep.view(-1, size), score.reshape(-1, size)[short]
         row, column = (equals == threshold.reshape(-1, 1)[short]).nonzero(as_tuple=True)
         found = torch.bincount(row, minlength=short.numel())
@@ -171,6 +197,8 @@ def kth_smallest(score: Tensor, k: int) -> Tensor:
     """The k-th smallest value (k from 1) along the last dimension.
 
     numpy's selection is several times faster than `torch.kthvalue` on a CPU; the value is the same.
+    Accelerators give each row of `kthvalue` to one of their many processors, so a single row, as
+    long as a whole layer, is selected from in another way.
     """
     if score.device.type == "cpu" and score.dtype in (torch.float32, torch.float64):
         rows = score.detach().reshape(-1, score.shape[-1]).numpy()
@@ -194,7 +222,25 @@ def kth_smallest(score: Tensor, k: int) -> Tensor:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(select, range(threads)))
         return torch.from_numpy(found).view(score.shape[:-1])
+    if score.device.type != "cpu" and score.numel() == score.shape[-1]:
+        return _kth_by_bits(score, k)
     return torch.kthvalue(score, k, dim=-1).values
+
+
+def _kth_by_bits(score: Tensor, k: int) -> Tensor:
+    """The k-th smallest value, found bit by bit from the highest: a bit is set if fewer than k
+    entries are below what is found so far with it."""
+    exact = score if score.dtype == torch.float64 else score.float()
+    integers = torch.int64 if exact.dtype == torch.float64 else torch.int32
+    lowest, highest = torch.iinfo(integers).min, torch.iinfo(integers).max
+    bits = exact.contiguous().view(integers)
+    keys = bits ^ ((bits >> (torch.iinfo(integers).bits - 1)) & highest)  # ordered as the values
+    found = torch.full_like(keys[..., :1], lowest)
+    for bit in (lowest, *(1 << place for place in reversed(range(highest.bit_length())))):
+        higher = found ^ bit
+        found = torch.where((keys < higher).sum(-1, keepdim=True) < k, higher, found)
+    found = found ^ ((found >> (torch.iinfo(integers).bits - 1)) & highest)
+    return found.view(exact.dtype).squeeze(-1).to(score.dtype)
 
 
 def count_true(mask: Tensor) -> Tensor:
@@ -205,9 +251,13 @@ def count_true(mask: Tensor) -> Tensor:
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """Boolean tensor -> flat uint8 tensor, eight entries a byte, lowest bit first."""
-    flat = mask.detach().to("cpu", torch.bool).flatten().numpy()
-    return torch.from_numpy(np.packbits(flat, bitorder="little"))
+    """Boolean tensor -> flat uint8 tensor, eight entries a byte, lowest bit first, where it is."""
+    flat = mask.detach().to(torch.bool).flatten()
+    if flat.device.type == "cpu":
+        return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
+    eights = F.pad(flat.view(torch.uint8), (0, -len(flat) % 8)).view(-1, 8)
+    places = torch.arange(8, dtype=torch.uint8, device=flat.device)
+    return (eights << places).sum(1, dtype=torch.uint8)
 
 
 def unpack_bits(bits: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:

@@ -21,14 +21,18 @@ FILE_NAME = "masks.safetensors"
 
 
 class MaskSet(Mapping[str, Tensor]):
-    """Parameter name -> boolean keep-mask; packed to bits inside."""
+    """Parameter name -> boolean keep-mask; packed to bits inside.
+
+    A mask that is put in is packed where it is. What is on an accelerator is brought into main
+    memory together, as soon as something is read, or by `fetch`.
+    """
 
     def __init__(self) -> None:
         self._bits: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        return unpack_bits(self._bits[name], self._shapes[name])
+        return unpack_bits(self.bits(name), self._shapes[name])
 
     def __setitem__(self, name: str, keep: Tensor) -> None:
         self._bits[name] = pack_bits(keep)
@@ -42,7 +46,19 @@ class MaskSet(Mapping[str, Tensor]):
 
     def bits(self, name: str) -> Tensor:
         """A mask as it is stored: eight weights a byte, lowest bit first."""
+        self.fetch()
         return self._bits[name]
+
+    def fetch(self) -> None:
+        """Bring into main memory what is on accelerators still, at once from each."""
+        away: dict[torch.device, list[str]] = {}
+        for name, bits in self._bits.items():
+            if bits.device.type != "cpu":
+                away.setdefault(bits.device, []).append(name)
+        for names in away.values():
+            together = torch.cat([self._bits[name] for name in names]).cpu()
+            parts = together.split([self._bits[name].numel() for name in names])
+            self._bits |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
 
     def update(self, other: MaskSet) -> None:
         """Take over the masks of another set."""
@@ -60,6 +76,7 @@ class MaskSet(Mapping[str, Tensor]):
         """Write one safetensors file (to `masks.safetensors` when given a folder)."""
         from safetensors.torch import save_file
 
+        self.fetch()
         save_file(self._bits, _file(path), metadata=metadata(self._shapes))
 
     @classmethod
@@ -85,7 +102,7 @@ class MaskSet(Mapping[str, Tensor]):
     @classmethod
     def of(cls, model: nn.Module) -> MaskSet:
         """The masks a pruned model carries in its zeros."""
-        from symprune.models import find_layout
+        from symprune.models.layout import find_layout
 
         masks = cls()
         for matrix in find_layout(model).all_matrices():

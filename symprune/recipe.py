@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from symprune import allocations, masks, refinements, scores, updates
-from symprune.choices import check_choice, check_names, read_mapping
+from symprune import allocate, masks, refine, scores, update
 from symprune.errors import SympruneError
+from symprune.validation import check_choice, check_names, read_mapping
 
 BOS = ("auto", "always", "never")
 SHIPPED = Path(__file__).parent / "recipes"
@@ -68,9 +68,9 @@ class Recipe:
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
-        object.__setattr__(self, "refine", refinements.to_dict(self.refinement))
-        object.__setattr__(self, "update", updates.to_dict(self.weight_update))
-        object.__setattr__(self, "allocate", allocations.to_dict(self.allocation))
+        object.__setattr__(self, "refine", refine.to_dict(self.refinement))
+        object.__setattr__(self, "update", update.to_dict(self.weight_update))
+        object.__setattr__(self, "allocate", allocate.to_dict(self.allocation))
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -95,22 +95,22 @@ class Recipe:
         return scores.get(self.method)
 
     @property
-    def refinement(self) -> refinements.Refinement | None:
-        return refinements.refinement(self.refine)
+    def refinement(self) -> refine.Refinement | None:
+        return refine.refinement(self.refine)
 
     @property
-    def weight_update(self) -> updates.Update | None:
-        return updates.chosen_update(self.update)
+    def weight_update(self) -> update.Update | None:
+        return update.chosen_update(self.update)
 
     @property
     def rounds(self) -> int:
         """How often mask and weights are found in turn."""
         chosen = self.weight_update
-        return chosen.rounds if isinstance(chosen, updates.LeastSquares) else 1
+        return chosen.rounds if isinstance(chosen, update.LeastSquares) else 1
 
     @property
-    def allocation(self) -> allocations.Allocation | None:
-        return allocations.chosen_allocation(self.allocate)
+    def allocation(self) -> allocate.Allocation | None:
+        return allocate.chosen_allocation(self.allocate)
 
     @property
     def target_sparsity(self) -> float:

@@ -137,8 +137,9 @@ def _cast(owner: Criterion, name: str, value: Any) -> Any:
 
 
 def inverse(norm: Tensor) -> Tensor:
-    """1/norm, and 0 for a dead row or column: its weights are zero and score zero."""
-    return torch.where(norm > 0, 1 / norm, torch.zeros_like(norm))
+    """1/norm, and 0 for a dead row or column: its weights are zero and score zero. So small that
+    1/norm would be infinite is dead."""
+    return torch.where(norm >= torch.finfo(norm.dtype).tiny, 1 / norm, torch.zeros_like(norm))
 
 
 def _rows(weight: Tensor, p: float = 1.0) -> Tensor:
@@ -329,8 +330,8 @@ def stochria(
         columns = _sampled_sum(magnitudes.T, tau, generator)
     elif sampling == "shared":
         out_channels, in_channels = weight.shape
-        some_columns = torch.randperm(in_channels, generator=generator)[:tau].to(weight.device)
-        some_rows = torch.randperm(out_channels, generator=generator)[:tau].to(weight.device)
+        some_columns = _sent(torch.randperm(in_channels, generator=generator)[:tau], weight)
+        some_rows = _sent(torch.randperm(out_channels, generator=generator)[:tau], weight)
         rows = magnitudes[:, some_columns].sum(1)
         columns = magnitudes[some_rows].sum(0)
     else:
@@ -344,8 +345,13 @@ def _sampled_sum(matrix: Tensor, tau: int, generator: torch.Generator) -> Tensor
     """The sum of `tau` entries of each row, drawn without replacement: they are drawn, or the
     others if those are fewer."""
     count, size = matrix.shape
-    fewer = _subsets(count, size, min(tau, size - tau), generator).to(matrix.device)
+    fewer = _sent(_subsets(count, size, min(tau, size - tau), generator), matrix)
     return (matrix.gather(1, fewer) if 2 * tau <= size else matrix.scatter(1, fewer, 0)).sum(1)
+
+
+def _sent(drawn: Tensor, matrix: Tensor) -> Tensor:
+    """To where the matrix is, without waiting for what is done there."""
+    return drawn.to(matrix.device, non_blocking=True)
 
 
 def _subsets(count: int, size: int, tau: int, generator: torch.Generator) -> Tensor:

@@ -23,12 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.machine import host
 
 SQUARE = "square"
 MOMENTS = "moments"
 GRAM = "gram"
+TOTAL, WITHIN = "total", "within"  # the sums `moments` are made of
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
+SENT = 2**24  # of a Gram matrix's numbers that are on the device at once while it is reduced
 STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
 
 
@@ -83,6 +86,7 @@ class ChannelStats:
         gram_device: str = "auto",
     ) -> None:
         self.channels = channels
+        self.device = torch.device(device)
         self.collect = frozenset(collect)
         unknown = self.collect - {SQUARE, MOMENTS, GRAM}
         if unknown:
@@ -90,7 +94,7 @@ class ChannelStats:
         self.samples = 0
         self.tokens = 0
         names = [SQUARE] if self.collect & {SQUARE, MOMENTS} else []
-        names += ["total", "total_square"] if MOMENTS in self.collect else []
+        names += [TOTAL, WITHIN] if MOMENTS in self.collect else []
         self.sums = {n: torch.zeros(channels, dtype=torch.float64, device=device) for n in names}
         self.rests = {n: torch.zeros_like(value) for n, value in self.sums.items()}
         if GRAM in self.collect:
@@ -111,9 +115,10 @@ class ChannelStats:
         if SQUARE in self.sums:
             self._accumulate(SQUARE, map(_energy, x))
         if MOMENTS in self.collect:
-            total = x.sum(1).double()
-            self._accumulate("total", total)
-            self._accumulate("total_square", total * total / tokens)
+            for sample in x:
+                total, within = _moments(sample)
+                self._accumulate(TOTAL, [total])
+                self._accumulate(WITHIN, [within])
         if GRAM in self.collect:
             self._add_gram(x.reshape(-1, self.channels))
 
@@ -150,13 +155,15 @@ class ChannelStats:
             self.sums[GRAM] += other.sums[GRAM].to(self.sums[GRAM].device)
 
     def all_reduce(self) -> None:
-        """Add up over all processes of the default group; nothing to do when there is none."""
+        """Add up over all processes of the default group; nothing to do when there is none.
+
+        What is sent is on the device of the activations: NCCL takes nothing else.
+        """
         if not (dist.is_available() and dist.is_initialized()):
             return
-        device = next(iter(self.sums.values())).device if self.sums else torch.device("cpu")
-        counts = torch.tensor([self.samples, self.tokens], dtype=torch.int64, device=device)
+        counts = torch.tensor([self.samples, self.tokens], device=self.device)
         dist.all_reduce(counts)
-        self.samples, self.tokens = (int(count) for count in counts)
+        self.samples, self.tokens = counts.tolist()
         for name in self.rests:
             part = torch.stack([self.sums[name], self.rests[name]])
             parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
@@ -165,7 +172,18 @@ class ChannelStats:
             for each in parts:
                 self._accumulate(name, each)
         if GRAM in self.sums:
-            dist.all_reduce(self.sums[GRAM])
+            self._all_reduce_gram()
+
+    def _all_reduce_gram(self) -> None:
+        """A matrix that is kept elsewhere visits the device in pieces."""
+        gram = self.sums[GRAM]
+        if gram.device == self.device:
+            dist.all_reduce(gram)
+            return
+        for rows in gram.split(max(1, SENT // self.channels)):
+            visiting = rows.to(self.device)
+            dist.all_reduce(visiting)
+            rows.copy_(visiting)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors: what a process or a client sends."""
@@ -192,19 +210,20 @@ class ChannelStats:
     @property
     def mean(self) -> Tensor:
         """m: mean over samples of the sum over tokens."""
-        return (self._sum("total") / max(self.samples, 1)).float()
+        return (self._sum(TOTAL) / max(self.samples, 1)).float()
 
     @property
     def variance(self) -> Tensor:
         """v: token-weighted average of the variance within a sample."""
-        within = (self._sum(SQUARE) - self._sum("total_square")).clamp(min=0)
-        return (within / max(self.tokens, 1)).float()
+        return (self._sum(WITHIN) / max(self.tokens, 1)).float()
 
     @property
     def gram(self) -> Tensor:
-        """G = X^T X, fp32."""
+        """G = X^T X, fp32 and symmetric to the last bit, which a product alone need not be."""
         gram = self.sums[GRAM]
         for start, end in self._stripes():
+            square = gram[start:end, start:end]
+            square.copy_(square.triu() + square.triu(1).T)
             gram[end:, start:end] = gram[start:end, end:].T
         return gram
 
@@ -213,9 +232,13 @@ class ChannelStats:
         """channels / tokens: the fewer tokens, the more of the correlations in G is chance."""
         return self.channels / max(self.tokens, 1)
 
+    def finite(self) -> list[Tensor]:
+        """Whether no NaN or infinity came in: true if all of these are."""
+        return [host.finite(value) for value in self.sums.values()]
+
     def is_finite(self) -> bool:
         """Whether no NaN or infinity came in."""
-        return all(bool(torch.isfinite(value).all()) for value in self.sums.values())
+        return all(host.bring(self.finite()))
 
 
 def _energy(sample: Tensor) -> Tensor:
@@ -224,6 +247,25 @@ def _energy(sample: Tensor) -> Tensor:
     squares = torch.empty_like(pieces[0])
     sums = [torch.mul(piece, piece, out=squares[: len(piece)]).sum(0) for piece in pieces]
     return sum(sums[1:], sums[0]).double()
+
+
+def _moments(sample: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over tokens, and that of the squared deviations from the sample's own mean: fp32
+    numbers, in fp64.
+
+    As a difference of two sums the second would drown in the rounding of a large mean. What the
+    rounding of the mean itself adds is known by the sum of the deviations, and taken out.
+    """
+    total, tokens = sample.sum(0), len(sample)
+    mean = total / tokens
+    pieces = sample.split(max(1, PIECE // sample.shape[1]))
+    buffer = torch.empty_like(pieces[0])
+    rest, squares = torch.zeros_like(mean), torch.zeros_like(mean)
+    for piece in pieces:
+        deviation = torch.sub(piece, mean, out=buffer[: len(piece)])
+        rest += deviation.sum(0)
+        squares += deviation.square_().sum(0)
+    return total.double(), (squares - rest * rest / tokens).clamp(min=0).double()
 
 
 def _square(width: int, device: torch.device | str) -> Tensor:

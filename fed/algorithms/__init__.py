@@ -48,17 +48,17 @@ Bases that save lines: `SampledClients` (option cohort_size), `local.LocalSteps`
 A field that only `prepare` sets, such as the model's shapes, is declared with `filled()`: it goes
 to the clients but is no option.
 
-Files in this folder are found by themselves; `symprune fed list` shows what they register.
+Files in the folders here are found by themselves; `symprune fed list` shows what they register.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from symprune.fed.protocol import ALGORITHMS, Algorithm, build, register
 
-for _module in sorted(module.name for module in iter_modules(__path__)):
-    import_module(f"{__name__}.{_module}")
+for _module in sorted(module.name for module in walk_packages(__path__, f"{__name__}.")):
+    import_module(_module)
 
 __all__ = ["ALGORITHMS", "Algorithm", "build", "register"]

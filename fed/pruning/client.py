@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from symprune import walk
+from symprune.engine import forward
+from symprune.engine.collect import collect
 from symprune.errors import SympruneError
-from symprune.fed.payload import check_finite
-from symprune.fed.pruning import memory, messages, noise, secure_sum, vectors
+from symprune.fed.pruning import client_state, messages, noise, packed_stats, secure_sum
 from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
+from symprune.fed.wire.payload import check_finite
 from symprune.maskset import MaskSet
-from symprune.models import Layout, Matrix, find_layout
+from symprune.models.layout import Layout, find_layout
+from symprune.models.matrices import Matrix
 
 Tick = Callable[[str, int, int, int], None]
 """tick(stage, block, samples done, samples)"""
@@ -57,9 +59,9 @@ class Client:
         self.tick = tick
         self.folder = folder
         self.stored = stored or {}
-        self.state = memory.load(folder) if folder else memory.State()
+        self.state = client_state.load(folder) if folder else client_state.State()
         self._masks = MaskSet()
-        self._inputs: list[walk.BlockInputs] | None = None
+        self._walking: forward.Activations | None = None
         self._generator = np.random.default_rng(
             secrets.randbits(128) if noise_seed is None else noise_seed
         )
@@ -70,21 +72,21 @@ class Client:
         answers = {HELLO: self._introduce, ROUND: self._measure, FINISH: self._finish}
         if kind not in answers:
             raise SympruneError(f"A message is of the unknown kind {kind}.")
-        with walk.ready(self.layout.model):
+        with forward.ready(self.layout.model):
             reply = answers[kind](data)
         if self.folder:
-            memory.save(self.folder, self.state)
+            client_state.save(self.folder, self.state)
         return reply
 
     @property
     def masks(self) -> MaskSet:
         """The masks received so far, of the blocks that are pruned."""
-        return memory.load_masks(self.folder) if self.folder else self._masks
+        return client_state.load_masks(self.folder) if self.folder else self._masks
 
     def _introduce(self, data: bytes) -> bytes:
         settings = messages.read_settings(data)
         self._agree(settings)
-        self.state = memory.State(settings, secret=secure_sum.new_secret())
+        self.state = client_state.State(settings, secret=secure_sum.new_secret())
         fields = {"model": digest(self.layout.model, self.stored)}
         if self._settings.secure:
             key = secure_sum.public_key(self.state.secret)
@@ -118,15 +120,17 @@ class Client:
         if not 0 <= block < len(self.layout.blocks) or not 0 < participants <= settings.clients:
             raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
         found = self.layout.matrices(block)
-        widest = vectors.length(vectors.layout(found, torch.arange(len(found)), settings.needs))
+        widest = packed_stats.length(
+            packed_stats.layout(found, torch.arange(len(found)), settings.needs)
+        )
         if not 0 <= values <= widest:
             raise SympruneError(f"A client was asked for {values} statistics of {widest}.")
         with_keys = settings.secure and block == 0 and attempt == 0
         asked = messages.round_fields(settings, participants, len(found), with_keys, values)
         before = self.layout.matrices(block - 1) if block and attempt == 0 else []
         _, fields = messages.read(data, ROUND, {**asked, **messages.mask_fields(before)})
-        parts = vectors.layout(found, fields["groups"], settings.needs)
-        if vectors.length(parts) != values:
+        parts = packed_stats.layout(found, fields["groups"], settings.needs)
+        if packed_stats.length(parts) != values:
             raise SympruneError(f"A client was asked for {values} statistics that do not fit.")
         if new:
             if settings.noise and not bool((fields["scale"] > 0).all()):
@@ -149,7 +153,7 @@ class Client:
         found = self.layout.matrices(last)
         _, fields = messages.read(data, FINISH, messages.mask_fields(found))
         self._apply(last, found, fields)
-        self.state = memory.State(self.state.settings, last + 1)
+        self.state = client_state.State(self.state.settings, last + 1)
         return messages.write(messages.head(FINISH))
 
     @property
@@ -165,7 +169,7 @@ class Client:
             parameter.data.masked_fill_(~keep.to(parameter.device), 0)
             masks[name] = keep
         if self.folder and found:
-            memory.save_masks(self.folder, block, masks)
+            client_state.save_masks(self.folder, block, masks)
 
     def _advance(self, block: int, before: list[Matrix], fields: dict[str, Tensor]) -> None:
         """Prune the block before and pass the hidden states through it; first of all, embed."""
@@ -174,8 +178,10 @@ class Client:
             return
         samples = len(self.tokens)
         if block == 0:
-            made = walk.embed(self.layout, self.tokens, lambda n: self.tick("embed", 0, n, samples))
-            self.state.hidden, self._inputs = made.hidden, made.inputs
+            self._walking = forward.embed(
+                self.layout, self.tokens, lambda n: self.tick("embed", 0, n, samples)
+            )
+            self.state.hidden = self._walking.hidden
         else:
             self._activations().advance(
                 block - 1,
@@ -183,20 +189,36 @@ class Client:
                 lambda n: self.tick("advance", block - 1, n, samples),
             )
 
-    def _activations(self) -> walk.Activations:
+    def _activations(self) -> forward.Activations:
+        """The hidden states in front of the block; a new process finds its way back to them."""
         assert self.state.hidden is not None
-        if self._inputs is None:
-            self._inputs = walk.embed(self.layout, self.tokens[:1]).inputs
-        return walk.Activations(self.state.hidden, self._inputs)
+        if self._walking is None:
+            self._walking = forward.embed(self.layout, self.tokens)
+            if self._walking.arguments.carry_state:
+                self._pass_again(self._walking, self.state.block)
+            else:
+                self._walking.hidden = self.state.hidden
+        return self._walking
+
+    def _pass_again(self, walking: forward.Activations, block: int) -> None:
+        """Through the pruned blocks before `block`, which left something for later ones."""
+        self.masks.apply(self.layout.model)
+        for passed in range(block):
+            walking.advance(passed, self.layout.blocks[passed])
+        self.state.hidden = walking.hidden
 
     def _collect(
-        self, block: int, found: list[Matrix], parts: list[vectors.Part], fields: dict[str, Tensor]
-    ) -> vectors.Packed:
+        self,
+        block: int,
+        found: list[Matrix],
+        parts: list[packed_stats.Part],
+        fields: dict[str, Tensor],
+    ) -> packed_stats.Packed:
         settings, samples = self._settings, len(self.tokens)
         if not parts:
-            return vectors.empty(parts)
+            return packed_stats.empty(parts)
         if not settings.noise:
-            measured = walk.collect(
+            measured = collect(
                 self._activations(),
                 block,
                 self.layout.blocks[block],
@@ -204,27 +226,30 @@ class Client:
                 settings.needs,
                 lambda n: self.tick("collect", block, n, samples),
             )
-            packed = vectors.pack(parts, measured.inputs, measured.outputs)
+            packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")
             return packed
         return self._collect_private(block, found, parts, fields)
 
     def _collect_private(
-        self, block: int, found: list[Matrix], parts: list[vectors.Part], fields: dict[str, Tensor]
-    ) -> vectors.Packed:
+        self,
+        block: int,
+        found: list[Matrix],
+        parts: list[packed_stats.Part],
+        fields: dict[str, Tensor],
+    ) -> packed_stats.Packed:
         """Each sample's part clipped, noise on their sum; the counts are public."""
         settings, samples = self._settings, len(self.tokens)
-        activations, total = self._activations(), vectors.empty(parts)
+        activations, total = self._activations(), packed_stats.empty(parts)
         for sample in range(samples):
-            one = walk.Activations(activations.hidden[sample : sample + 1], activations.inputs)
-            measured = walk.collect(
-                one,
+            measured = collect(
+                activations.only(range(sample, sample + 1)),
                 block,
                 self.layout.blocks[block],
                 found,
                 settings.needs,
             )
-            packed = vectors.pack(parts, measured.inputs, measured.outputs)
+            packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")
             total.values += noise.clipped(
                 packed.values, fields["centre"], fields["scale"], settings.clip

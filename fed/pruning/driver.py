@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import engine, memory
+from symprune.engine import walk
 from symprune.errors import SympruneError
-from symprune.fed.ledger import Ledger
-from symprune.fed.pruning import resume
+from symprune.fed.pruning import server_state
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
+from symprune.fed.wire.ledger import Ledger
+from symprune.machine import memory
 from symprune.recipe import Recipe
 
 Send = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]
@@ -80,7 +81,7 @@ class Traffic:
 class Result:
     """What was done: the report of `symprune.prune`, and the traffic it took."""
 
-    report: engine.Report
+    report: walk.Report
     traffic: Traffic
     clients_left: list[int]
     privacy: dict[str, float] | None = None
@@ -106,7 +107,7 @@ def run(
     traffic = Traffic.empty(server)
     first = -1
     if checkpoint is not None and checkpoint.exists():
-        first, saved = resume.restore(checkpoint, server)
+        first, saved = server_state.restore(checkpoint, server)
         traffic = Traffic(Ledger(*saved["ledger"]), saved["setup"], saved["blocks"])
 
     def exchange(
@@ -121,7 +122,7 @@ def run(
 
     def keep(next_block: int) -> None:
         if checkpoint is not None:
-            resume.save(checkpoint, server, next_block, traffic.state())
+            server_state.save(checkpoint, server, next_block, traffic.state())
 
     with _timed(report):
         if first < 0:
@@ -147,7 +148,7 @@ def prune(
     privacy: Privacy | None = None,
     reference: Tensor | None = None,
     noise_seed: int | None = None,
-    watch: engine.Watch = lambda *_: None,
+    watch: walk.Watch = lambda *_: None,
     stored: Mapping[str, torch.dtype] | None = None,
 ) -> Result:
     """Prune `model` in place with calibration tokens of several clients, all in this process.
@@ -197,7 +198,7 @@ def _count(count: Callable[[Tensor, Tensor, Tensor], None], sent: Mapping[int, b
 
 
 @contextmanager
-def _timed(report: engine.Report) -> Iterator[None]:
+def _timed(report: walk.Report) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report.seconds["federated"] = time.perf_counter() - start

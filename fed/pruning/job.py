@@ -10,16 +10,20 @@ from typing import Any
 
 from torch import Tensor
 
-from symprune import bos, calibration, checkpoint, compute, engine, hub
-from symprune.choices import check_choice
+from symprune import calibration
+from symprune.checkpoint import output_folder
+from symprune.engine import bos, walk
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process
 from symprune.fed.pruning.driver import split
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import check_recipe
+from symprune.jobs.pruning import default_output
+from symprune.machine import compute
+from symprune.models import hub
 from symprune.recipe import Recipe
-from symprune.run import default_output
+from symprune.validation import check_choice
 
 Tell = Callable[[str], None]
 REFERENCE_WINDOWS = 16
@@ -93,14 +97,14 @@ class Job:
 def prune(
     job: Job,
     tell: Tell = lambda _: None,
-    watch: engine.Watch = lambda *_: None,
+    watch: walk.Watch = lambda *_: None,
     watch_eval: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Do the job and return its record; without times it is the output's `symprune.json`."""
-    checkpoint.check_output(job.folder, job.force)
+    output_folder.check_output(job.folder, job.force)
     origin = hub.resolve(job.model, job.access)
     device = hub.pick_device(job.device)
-    seqlen, notes = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    seqlen, notes = walk.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
     tell(f"Drawing calibration text for {len(job.names)} clients")
@@ -118,7 +122,7 @@ def prune(
     tell(f"Loading {job.model}")
     model = hub.load_model(origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    checkpoint.check_output(job.folder, job.force, needed=size)
+    output_folder.check_output(job.folder, job.force, needed=size)
     dtype = model.dtype
     stored = compute.widen(model, job.compute_dtype, device)
     tell(f"Computing in {compute.describe(model.dtype, dtype, device)}")
@@ -168,7 +172,7 @@ def prune(
     record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
-    checkpoint.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
+    output_folder.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
     record["output"] = str(job.folder)
-    record["output_bytes"] = checkpoint.folder_size(job.folder)
+    record["output_bytes"] = output_folder.folder_size(job.folder)
     return record

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
-from symprune.fed.payload import Expected, decode_as, encode_message, first_field
 from symprune.fed.pruning.secure_sum import KEY_BYTES, WORDS
-from symprune.models import Matrix
+from symprune.fed.wire.payload import Expected, decode_as, encode_message, first_field
+from symprune.models.matrices import Matrix
 from symprune.stats import MOMENTS, SQUARE, Needs
 
-VERSION = 2
+VERSION = 3
 HELLO, ROUND, FINISH = range(3)
 HEAD = 6
 DIGEST_BYTES = 32

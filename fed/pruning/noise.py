@@ -23,8 +23,8 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed import privacy
-from symprune.fed.pruning.vectors import Packed, Part, length
-from symprune.stats import SQUARE
+from symprune.fed.pruning.packed_stats import Packed, Part, length
+from symprune.stats import SQUARE, TOTAL
 
 FLOOR = 1e-3
 LEAST_SQUARE = 1e-2
@@ -59,20 +59,22 @@ class Privacy:
 def reference(parts: Sequence[Part], public: Packed) -> tuple[Tensor, Tensor]:
     """Centre and scale of every statistic: its mean over public samples, and its usual size."""
     centres, scales, at = [], [], 0
-    for part, (samples, tokens) in zip(parts, public.counts.tolist(), strict=True):
+    for part, samples in zip(parts, public.counts[:, 0].tolist(), strict=True):
         names, width = part.sums, part.channels
         mean = public.values[at : at + part.size].view(len(names), width) / max(samples, 1)
         found = dict(zip(names, mean, strict=True))
-        square = found[SQUARE] + FLOOR * found[SQUARE].mean() + torch.finfo(torch.float32).tiny
-        size = {SQUARE: square}
-        if "total" in found:
-            per_sample = max(tokens, 1) / max(samples, 1)
-            size["total"] = torch.maximum(found["total"].abs(), square.sqrt())
-            size["total_square"] = found["total_square"] + square / per_sample
+        size = {name: _usual(found[name]) for name in names if name != TOTAL}
+        if TOTAL in found:
+            size[TOTAL] = torch.maximum(found[TOTAL].abs(), size[SQUARE].sqrt())
         centres += [found[name] for name in names]
         scales += [size[name] for name in names]
         at += part.size
     return torch.cat(centres).float(), torch.cat(scales).float()
+
+
+def _usual(squares: Tensor) -> Tensor:
+    """The size of sums of squares, above zero in a channel where public text has none."""
+    return squares + FLOOR * squares.mean() + torch.finfo(torch.float32).tiny
 
 
 def clipped(values: Tensor, centre: Tensor, scale: Tensor, clip: float) -> Tensor:
@@ -112,7 +114,7 @@ def estimate(
             difference = (share * mean[here]).clamp(-2 * clip, 2 * clip)
             public = centre[here].double()
             values[here] = public + scale[here].double() * difference
-            if name != "total":
+            if name != TOTAL:
                 values[here] = torch.maximum(values[here], LEAST_SQUARE * public)
             at += part.channels
     counts = torch.tensor([[samples, tokens]] * len(parts), dtype=torch.int64).view(-1, 2)

@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune import bos, calibration, checkpoint, compute, engine, hub
-from symprune.bos import Bos
+from symprune import calibration
+from symprune.checkpoint import output_folder
+from symprune.checkpoint.resume import write_durably
+from symprune.engine import bos, walk
+from symprune.engine.bos import Bos
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
@@ -26,10 +29,11 @@ from symprune.fed.pruning.driver import Result, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, Job
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server, check_recipe
+from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
-from symprune.fed.transport import Node, Setting, Transport, wait_for_all
+from symprune.machine import compute
+from symprune.models import hub
 from symprune.recipe import Recipe
-from symprune.resume import write_durably
 
 STATE = "pruning.safetensors"
 BEGINNING = "bos.json"
@@ -88,7 +92,7 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
             "machine with `hf auth login` instead."
         )
     origin = hub.resolve(job.model, job.access)
-    seqlen, _ = engine.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    seqlen, _ = walk.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     recipe = job.recipe.with_changes(seqlen=seqlen)
     model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
     version, trusted = job.access.revision, job.access.trust_remote_code
@@ -118,7 +122,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     model is in `model` below the folder."""
     check(task.clients == transport.clients, f"The task is for {task.clients} clients.")
     output = folder / MODEL
-    checkpoint.check_output(output, force=False)
+    output_folder.check_output(output, force=False)
     access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
     model, tokenizer = hub.load(task.model, device="cpu", access=access)
     stored = compute.widen(model, task.compute_dtype, torch.device("cpu"))
@@ -140,7 +144,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     record["compute_dtype"] = compute.name_of(model.dtype)
     compute.restore(model, stored)
     record["federated"]["secure_sum"] = task.secure
-    checkpoint.save(output, model, tokenizer, record, result.report.masks)
+    output_folder.save(output, model, tokenizer, record, result.report.masks)
     state.unlink(missing_ok=True)
     return result
 

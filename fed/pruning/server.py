@@ -15,16 +15,19 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from symprune import decide, engine, walk
+from symprune.engine import decide, forward, walk
+from symprune.engine.arguments import Arguments
+from symprune.engine.collect import Collector, collect
 from symprune.errors import SympruneError
-from symprune.fed.pruning import messages, noise, secure_sum, vectors
+from symprune.fed.pruning import messages, noise, packed_stats, secure_sum
 from symprune.fed.pruning.client import digest
 from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
 from symprune.fed.pruning.noise import Privacy
-from symprune.models import Matrix, find_layout
+from symprune.models.layout import device_of, find_layout
+from symprune.models.matrices import Matrix
+from symprune.models.support import check_supported
 from symprune.recipe import Recipe
-from symprune.stats import GRAM
-from symprune.support import check_supported
+from symprune.stats import GRAM, TOTAL
 
 Numbered = dict[int, bytes]
 PROBE_TOKENS = 8
@@ -67,13 +70,13 @@ class Server:
             raise SympruneError("Privacy needs public reference tokens to measure against.")
         check_supported(getattr(model, "config", None))
         self.layout = find_layout(model)
-        engine.check_pattern(self.layout, recipe)
+        walk.check_pattern(self.layout, recipe)
         self.secure = secure
         self.privacy = privacy
         self.stored = stored or {}
         self.digest = digest(model, self.stored)
-        self.report = engine.Report(recipe, 0)
-        self.report.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.report = walk.Report(recipe, 0)
+        self.report.parameters = self.layout.weights
         self.members: dict[int, Known | None] = dict.fromkeys(range(clients))
         self.settings = Settings(0, clients, self.needs, secure)
         if privacy is not None and self.needs:
@@ -81,13 +84,14 @@ class Server:
             self.settings = Settings(0, clients, self.needs, secure, multiplier, privacy.clip)
         probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
-        self._public = walk.Activations(torch.empty(0), [])
+        self._public = forward.Activations(torch.empty(0), Arguments([], 0))
+        self._probed = Collector()
         if self.needs:
-            with walk.ready(model):
-                self._public = walk.embed(self.layout, probe)
+            with forward.ready(model):
+                self._public = forward.embed(self.layout, probe)
         self._attempt = 0
         self._ask: dict[str, Tensor] = {}
-        self._parts: list[vectors.Part] = []
+        self._parts: list[packed_stats.Part] = []
 
     def hello(self) -> Numbered:
         """What every client is told first."""
@@ -135,19 +139,19 @@ class Server:
                 asked["keys"] = torch.stack(keys)
         order = ("groups", "participants", "keys", "centre", "scale")
         asked = {name: asked[name] for name in order if name in asked}
-        values = vectors.length(self._parts)
+        values = packed_stats.length(self._parts)
         first = messages.head(ROUND, block, self._attempt, len(self.members), values)
         return dict.fromkeys(self.members, messages.write(first, {**asked, **fields}))
 
     def _prepare(self, block: int, found: list[Matrix]) -> None:
         """Which matrices share an input, and what public text measures in this block."""
-        inputs: dict[str, vectors.ChannelStats] = {}
-        measured = walk.Collector()
+        inputs: dict[str, packed_stats.ChannelStats] = {}
+        measured = Collector()
         if self.needs:
-            with walk.ready(self.layout.model):
+            with forward.ready(self.layout.model):
                 if block:
                     self._public.advance(block - 1, self.layout.blocks[block - 1])
-                measured = walk.collect(
+                measured = collect(
                     self._public,
                     block,
                     self.layout.blocks[block],
@@ -155,16 +159,17 @@ class Server:
                     self.needs,
                 )
             inputs = measured.inputs
-        self._ask = {"groups": vectors.sharing(found, inputs)}
-        self._parts = vectors.layout(found, self._ask["groups"], self.needs)
+        self._probed = measured
+        self._ask = {"groups": packed_stats.sharing(found, inputs)}
+        self._parts = packed_stats.layout(found, self._ask["groups"], self.needs)
         if self.settings.noise:
-            public = vectors.pack(self._parts, measured.inputs, measured.outputs)
+            public = packed_stats.pack(self._parts, measured.inputs, measured.outputs)
             self._ask["centre"], self._ask["scale"] = noise.reference(self._parts, public)
 
     def skip(self, block: int) -> None:
         """Go to a block whose predecessors are pruned already."""
         if self.needs:
-            with walk.ready(self.layout.model):
+            with forward.ready(self.layout.model):
                 for passed in range(block - 1):
                     self._public.advance(passed, self.layout.blocks[passed])
 
@@ -184,12 +189,13 @@ class Server:
         total = self._secure_total(got) if self.secure else self._plain_total(got)
         if self.settings.noise:
             total = self._estimated(total)
-        measured = walk.Collector()
-        measured.inputs, measured.outputs = vectors.unpack(self._parts, total)
-        plan = engine.Plan(self.report.recipe, self.needs)
+        measured, device = Collector(), device_of(self.layout.blocks[block])
+        measured.inputs, measured.outputs = packed_stats.unpack(self._parts, total, device)
+        measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
+        plan = walk.Plan(self.report.recipe, self.needs)
         with torch.no_grad():
             found = self.layout.matrices(block)
-            self.report.masks.update(engine.prune_block(found, measured, self.report, plan))
+            self.report.masks.update(walk.prune_block(found, measured, self.report, plan))
         return True
 
     def finish(self) -> Numbered:
@@ -212,7 +218,9 @@ class Server:
 
     def _statistics(self, number: int, block: int, data: bytes) -> dict[str, Tensor]:
         """One client's reply, checked as far as it can be."""
-        shape = messages.reply_fields(self.secure, len(self._parts), vectors.length(self._parts))
+        shape = messages.reply_fields(
+            self.secure, len(self._parts), packed_stats.length(self._parts)
+        )
         numbers, fields = messages.read(data, ROUND, shape)
         if numbers[:2] != [block, self._attempt]:
             raise SympruneError(f"It answered for block {numbers[0]}, not {block}.")
@@ -229,15 +237,15 @@ class Server:
         names = [name for part in self._parts for name in part.sums]
         widths = [part.channels for part in self._parts for _ in part.sums]
         pieces = zip(names, values.split(widths), strict=True)
-        return any(bool((piece < 0).any()) for name, piece in pieces if name != "total")
+        return any(bool((piece < 0).any()) for name, piece in pieces if name != TOTAL)
 
-    def _plain_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> vectors.Packed:
-        total = vectors.empty(self._parts)
+    def _plain_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> packed_stats.Packed:
+        total = packed_stats.empty(self._parts)
         for number in sorted(got):
-            total.add(vectors.Packed(**got[number]))
+            total.add(packed_stats.Packed(**got[number]))
         return total
 
-    def _secure_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> vectors.Packed:
+    def _secure_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> packed_stats.Packed:
         fixed = secure_sum.total(got[number]["masked"] for number in sorted(got))
         values, rests = secure_sum.from_fixed(fixed)
         counted = 2 * len(self._parts)
@@ -249,11 +257,11 @@ class Server:
         negative = not self.settings.noise and self._negative_squares(values[counted:])
         if negative or (counts < 0).any() or (counts > most).any():
             raise SympruneError("The clients' masked sum is not one: somebody sent something else.")
-        return vectors.Packed(counts, values[counted:], rests[counted:])
+        return packed_stats.Packed(counts, values[counted:], rests[counted:])
 
-    def _estimated(self, total: vectors.Packed) -> vectors.Packed:
+    def _estimated(self, total: packed_stats.Packed) -> packed_stats.Packed:
         known = self._known().values()
-        values = vectors.length(self._parts)
+        values = packed_stats.length(self._parts)
         deviation = self.settings.noise * self.settings.clip * math.sqrt(values * len(known))
         return noise.estimate(
             self._parts,

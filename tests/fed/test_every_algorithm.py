@@ -11,9 +11,9 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, build
-from symprune.fed.problem import Problem
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem
 from symprune.fed.simulate import Result, simulate
-from symprune.fed.tasks import make_problem
 
 ROUNDS = 4
 
@@ -56,16 +56,16 @@ def test_the_ledger_counts_the_bytes_of_the_encoded_messages(
     name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    from symprune.fed import exchange
+    from symprune.fed.wire import parcel
 
-    encode = exchange.Parcel.encode
+    encode = parcel.Parcel.encode
 
-    def counting(self: exchange.Parcel, row: int) -> bytes:
+    def counting(self: parcel.Parcel, row: int) -> bytes:
         data = encode(self, row)
         sent.append(len(data))
         return data
 
-    monkeypatch.setattr(exchange.Parcel, "encode", counting)
+    monkeypatch.setattr(parcel.Parcel, "encode", counting)
     result = simulate(build(name), problem, ROUNDS, wire=True)
     assert sum(sent) == result.history[-1]["bytes_up"] + result.history[-1]["bytes_down"]
 

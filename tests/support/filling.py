@@ -13,14 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from symprune import Recipe, run
+from symprune import Recipe
 from symprune.errors import SympruneError
+from symprune.jobs import pruning
 
 
 def main(model: str, text: str, disk: Path, copy: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", disk], check=True)
     recipe, filler = Recipe(calibration=text, nsamples=4, seqlen=32), disk / "filler"
-    job = run.Job(model, recipe, disk / "out", eval_data=text, eval_windows=2)
+    job = pruning.Job(model, recipe, disk / "out", eval_data=text, eval_windows=2)
 
     def fill(figures: dict[str, Any]) -> None:
         if figures["block"] == 3 and not filler.exists():
@@ -29,13 +30,13 @@ def main(model: str, text: str, disk: Path, copy: str) -> None:
                     file.write(b"x" * 2**16)
 
     try:
-        run.prune(job, show=fill)
+        pruning.prune(job, show=fill)
     except SympruneError as error:
         print(error)
     if job.folder.exists():
         sys.exit("The disk was not full.")
     filler.unlink()
-    run.prune(job)
+    pruning.prune(job)
     shutil.copytree(job.folder, copy)
 
 

@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from symprune import Recipe, resume, run
+from symprune import Recipe
+from symprune.checkpoint import resume
+from symprune.jobs import pruning
 
 
 def begin(model: str, output: str, text: str) -> int:
@@ -22,7 +24,7 @@ def begin(model: str, output: str, text: str) -> int:
     if process == 0:
         try:
             recipe = Recipe(calibration=text, nsamples=4, seqlen=32)
-            run.prune(run.Job(model, recipe, Path(output), eval_data=text, eval_windows=2))
+            pruning.prune(pruning.Job(model, recipe, Path(output), eval_data=text, eval_windows=2))
             os._exit(0)
         except BaseException as error:
             print(error, file=sys.stderr, flush=True)
@@ -39,7 +41,7 @@ def main(model: str, output: str, first: str, text: str) -> None:
     process, start = begin(model, first, text), time.monotonic()
     if os.waitpid(process, 0)[1]:
         sys.exit("The first run failed.")
-    whole, chance, killed = time.monotonic() - start, random.Random(time.time_ns()), 0
+    whole, chance, killed = time.monotonic() - start, random.Random(0), 0
     while True:
         process = begin(model, output, text)
         if killed < 5:

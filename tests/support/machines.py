@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from symprune.fed.client import answer, client_state
-from symprune.fed.job import Job
 from symprune.fed.protocol import State
-from symprune.fed.server import Outcome, serve
-from symprune.fed.transport import LocalTransport
+from symprune.fed.remote.client import answer, client_state
+from symprune.fed.remote.job import Job
+from symprune.fed.remote.server import Outcome, serve
+from symprune.fed.remote.transport import LocalTransport
 
 CLIENTS = 4
 PROBLEM = {"data": "digits", "split": "class:2", "clients": CLIENTS, "l2": 0.1}

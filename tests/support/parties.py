@@ -9,7 +9,7 @@ import families
 import torch
 from torch import Tensor, nn
 
-from symprune import engine
+from symprune.engine import walk
 from symprune.fed import pruning
 from symprune.fed.pruning import Client, Server
 from symprune.recipe import Recipe
@@ -34,7 +34,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 def central(recipe: Recipe, data: Tensor, family: str = "llama") -> Any:
     model = families.model(family)
-    engine.prune(model, data, recipe)
+    walk.prune(model, data, recipe)
     return model
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import families
 import torch
 
-from symprune import Recipe, engine
-from symprune.checkpoint import save
+from symprune import Recipe
+from symprune.checkpoint.output_folder import save
+from symprune.engine import walk
 
 VOID = {"meta", "link", "img", "br", "wbr", "input", "hr"}
 
@@ -89,7 +90,7 @@ def make_run(folder: Path, family: str = "smollm", **options: Any) -> Path:
     model = families.model(family)
     recipe = Recipe(calibration="builtin", nsamples=2, seqlen=16, **options)
     tokens = torch.randint(3, families.VOCABULARY, (2, 16), generator=torch.manual_seed(0))
-    made = engine.prune(model, tokens, recipe, report_error=True)
+    made = walk.prune(model, tokens, recipe, report_error=True)
     figures = {"data": "builtin", "dense": 90.0, "pruned": 99.5, "windows": 4, "seqlen": 16}
     about = {"model": family, "origin": family, "description": recipe.describe()}
     save(folder, model, None, {**about, **made.to_dict(), "perplexity": [figures]}, made.masks)

@@ -72,6 +72,7 @@ def test_packing_and_unpacking_is_the_identity(size: int, seed: int) -> None:
 
 
 def test_devices_agree(device: torch.device) -> None:
+    """To the bit: scores are compared, never computed with."""
     score = torch.randint(0, 50, (33, 64), generator=torch.Generator().manual_seed(1)).float()
     for make in (
         lambda s: masks.keep_by_row(s, 0.37),
@@ -99,6 +100,15 @@ def test_a_pattern_is_found_again() -> None:
     assert masks.find_pattern(masks.keep_by_row(torch.arange(16.0).expand(8, 16), 0.5)) is None
 
 
+@pytest.mark.parametrize("pattern", [Pattern(2, 4), Pattern(1, 20)])
+def test_infinite_scores_have_an_order(pattern: Pattern) -> None:
+    score = torch.rand(2, 40)
+    score[0, :3], score[1, 5:8] = torch.inf, -torch.inf
+    groups = score.view(-1, pattern.m)
+    expected = sorted_keep(groups, pattern.m - pattern.n).view(score.shape)
+    assert torch.equal(masks.keep_n_of_m(score, pattern), expected)
+
+
 @pytest.mark.parametrize("bad", ["2", "a:b", "4:2", "0:4", "2:2", "2:4:8"])
 def test_a_bad_pattern_is_named(bad: str) -> None:
     with pytest.raises(SympruneError, match=bad):
@@ -113,6 +123,11 @@ def test_bad_input_is_refused() -> None:
         masks.keep_by_row(score, 1.0)
     with pytest.raises(SympruneError, match="NaN"):
         masks.drop_lowest(score * torch.nan, 2)
+    for pattern in (Pattern(2, 3), Pattern(1, 20)):
+        broken = torch.rand(3, 60)
+        broken[1, 7] = torch.nan
+        with pytest.raises(SympruneError, match="NaN"):
+            masks.keep_n_of_m(broken, pattern)
     with pytest.raises(SympruneError, match="7 largest of 6"):
         masks.keep_largest(score, 7)
     with pytest.raises(SympruneError, match="bytes"):

@@ -103,6 +103,8 @@ def test_lp_norms_and_strategies(weight: Tensor, norms: dict[str, Tensor], p: fl
 def test_the_rows_taken_at_once_do_not_show(
     name: str, weight: Tensor, norms: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not in a bit: norms are of the whole matrix, and what is done in parts is done to each entry
+    alone, by operations that IEEE 754 rounds in one way only."""
     before, found = weight.clone(), []
     for at_once in (1, 2 * IN, scores.AT_ONCE):
         monkeypatch.setattr(scores, "AT_ONCE", at_once)
@@ -213,6 +215,8 @@ def test_every_subset_is_equally_likely(tau: int) -> None:
 
 
 def test_stochria_is_seeded(weight: Tensor, norms: dict[str, Tensor]) -> None:
+    """To the bit: the same draws, added in the same order."""
+
     def draw(seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return scores.get("stochria")(weight, {**norms, "generator": generator}, {"beta": 0.5})

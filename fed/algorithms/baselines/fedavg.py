@@ -1,0 +1,81 @@
+"""FedAvg and FedProx: local steps without control variates.
+
+McMahan et al. and Li et al. The number of local steps follows the same coin as ProxSkip's, so
+methods compare step for step. The variants that prune are in `fedht.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from symprune.fed.algorithms.shared.local_steps import LocalSteps
+from symprune.fed.problems.problem import Constants, Problem
+from symprune.fed.protocol import (
+    Algorithm,
+    Message,
+    Received,
+    Sent,
+    State,
+    Turn,
+    check,
+    given,
+    register,
+)
+
+
+@register
+@dataclass(frozen=True)
+class FedAvg(LocalSteps):
+    """Local gradient steps from the common model, then the mean of the local models."""
+
+    name = "fedavg"
+    paper = "McMahan et al.: Communication-efficient learning of deep networks"
+    sends = "up: local model; down: mean model"
+    replies = ("w",)
+    p: float | None = 0.1  # 1/p local steps a round on average
+
+    def after_step(self, w: Tensor) -> Tensor:
+        return w
+
+    def after_mean(self, w: Tensor) -> Tensor:
+        return w
+
+    def pull(self, w: Tensor, x: Tensor) -> Tensor | float:
+        return 0.0
+
+    def upload_bits(self, d: int) -> int | None:
+        return None
+
+    def client_step(
+        self, client: State, received: Received, problem: Problem, turn: Turn
+    ) -> tuple[State, Message]:
+        w = x = received["x"]
+        for gradient in self.gradients(problem, turn):
+            w = self.after_step(w - given(self.gamma) * (gradient(w) + self.pull(w, x)))
+        return client, {"w": Sent(w, self.upload_bits(problem.dimension))}
+
+    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+        return {"x": self.after_mean(replies["w"].mean(0))}
+
+
+@register
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients minimise f_i(w) + mu_prox/2 ||w - x||^2."""
+
+    name = "fedprox"
+    paper = "Li et al.: Federated optimization in heterogeneous networks"
+    mu_prox: float = 0.1
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        """gamma = 1/(L_max + mu_prox): the proximal term adds to the smoothness."""
+        check(self.mu_prox >= 0, f"fedprox: mu_prox = {self.mu_prox} must not be negative.")
+        if self.gamma is None and constants.known:
+            gamma = 1 / (constants.L_max + self.mu_prox)
+            return replace(self, gamma=gamma).prepare(constants)
+        return super().prepare(constants)
+
+    def pull(self, w: Tensor, x: Tensor) -> Tensor | float:
+        return self.mu_prox * (w - x)

@@ -1,0 +1,122 @@
+"""Similarity graphs of clients: what each tells about itself, distances, nearest neighbours.
+
+Communication Efficient Training of Federated Model Over Unbalanced Labels, section IV.A. The source
+names three spaces and KNN and gives no formulas; the sketches here are this project's completion.
+Every sketch is a vector whose squared Euclidean distance is the distance of its space.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from symprune.fed.problems.losses import against, product
+from symprune.fed.problems.problem import Problem
+from symprune.fed.protocol import Turn, check
+
+SPACES = ("data", "feature", "model")
+FOURIER = 64  # random features of the kernel's mean embedding
+RIDGE = 0.1  # of the local models that are compared in model space
+MODEL_STEPS = 300
+
+
+def sketch(problem: Problem, space: str, turn: Turn) -> Tensor:
+    """What the clients of `problem` send once, a row each."""
+    check(space in SPACES, f"Unknown similarity space {space!r}; choose from {', '.join(SPACES)}.")
+    return {"data": mean_embedding, "feature": covariance, "model": local_model}[space](
+        problem, turn
+    )
+
+
+def mean_embedding(problem: Problem, turn: Turn) -> Tensor:
+    """Mean over a client's rows of `phi(x)` in the slot of its label, `phi` random Fourier features
+    of a Gaussian kernel: distances are the squared MMD of `k(x, x') 1[y = y']`."""
+    x, labels, share = _table(problem)
+    shared = turn.shared("fourier")
+    width = x.shape[-1]
+    direction = (shared.normal(width, FOURIER)[0] / math.sqrt(width)).to(x.dtype)
+    phase = (2 * math.pi * shared.uniform(FOURIER)[0]).to(x.dtype)
+    angle = product(x, direction.expand(len(x), -1, -1)) + phase
+    phi = math.sqrt(2 / FOURIER) * torch.cos(angle)
+    weighted = labels * share.unsqueeze(-1)
+    return product(weighted.transpose(1, 2), phi).reshape(len(x), -1)
+
+
+def covariance(problem: Problem, turn: Turn) -> Tensor:
+    """Upper triangle of the covariance of (features, one-hot label) plus 0.01 I; off-diagonal
+    entries times sqrt(2), so that distances are Frobenius norms."""
+    x, labels, share = _table(problem)
+    both = torch.cat([x, labels], 2)
+    mean = against(both, share).unsqueeze(1)
+    centred = (both - mean) * (share > 0).unsqueeze(-1)
+    matrix = product((centred * share.unsqueeze(-1)).transpose(1, 2), centred)
+    q = both.shape[2]
+    matrix = matrix + 0.01 * torch.eye(q, dtype=x.dtype)
+    row, column = torch.triu_indices(q, q)
+    scale = torch.where(row == column, 1.0, math.sqrt(2)).to(x.dtype)
+    return matrix[:, row, column] * scale
+
+
+def local_model(problem: Problem, turn: Turn) -> Tensor:
+    """Every client's own ridge-regularised model, by a fixed number of Nesterov steps from 0."""
+    constants = problem.constants()
+    check(constants.known, "Model space needs a model with known smoothness, such as softmax.")
+    L = torch.tensor(constants.L, dtype=torch.float64).unsqueeze(1) + RIDGE
+    root = (L / RIDGE).sqrt()
+    step, momentum = (1 / L).to(problem.dtype), ((root - 1) / (root + 1)).to(problem.dtype)
+    w = torch.zeros(problem.clients, problem.dimension, dtype=problem.dtype)
+    y = w
+    for _ in range(MODEL_STEPS):
+        ahead = y - step * (problem.gradient(y) + RIDGE * y)
+        y, w = ahead + momentum * (ahead - w), ahead
+    return w
+
+
+def squared_distances(sketches: Tensor) -> Tensor:
+    """`[n, F]` -> `[n, n]`, in float64."""
+    s = sketches.double()
+    return (s.unsqueeze(1) - s.unsqueeze(0)).square().sum(2)
+
+
+def nearest_neighbours(distances: Tensor, k: int) -> Tensor:
+    """Edges `[E, 2]`, i < j, in order: i and j are joined if one is among the k nearest of the
+    other (ties by index). Each pair counts once; the source's sum would count mutual ones twice."""
+    n = len(distances)
+    check(1 <= k < n, f"Cannot take {k} nearest neighbours among {n} clients.")
+    masked = distances.clone().fill_diagonal_(math.inf)
+    near = masked.argsort(dim=1, stable=True)[:, :k]
+    joined = torch.zeros(n, n, dtype=torch.bool)
+    joined[torch.arange(n).unsqueeze(1), near] = True
+    return torch.triu(joined | joined.T, 1).nonzero()
+
+
+def incidence(edges: Tensor, n: int) -> Tensor:
+    """`Q [n, E]`: column e = (i, j) has +1 at i and -1 at j; `Q Q^T` is the graph's Laplacian."""
+    Q = torch.zeros(n, len(edges), dtype=torch.float64)
+    column = torch.arange(len(edges))
+    Q[edges[:, 0], column], Q[edges[:, 1], column] = 1.0, -1.0
+    return Q
+
+
+def components(edges: Tensor, n: int) -> Tensor:
+    """The connected component of every node, numbered by first member."""
+    label = torch.arange(n)
+    for i, j in edges.tolist():
+        a, b = sorted((int(label[i]), int(label[j])))
+        label = torch.where(label == b, a, label)
+    return label
+
+
+def _table(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows `[C, m, q]`, one-hot labels `[C, m, classes]` (a column of ones for regression), and the
+    share of every row."""
+    rows = problem.rows
+    share = rows.weights / rows.weights.sum(1, keepdim=True)
+    x = rows.x.reshape(*rows.y.shape, -1)
+    if problem.loss.task != "classification":
+        return x, torch.ones_like(rows.y).unsqueeze(-1), share
+    shapes = [shape for shape in problem.layout.shapes if len(shape) >= 2]
+    names = torch.tensor([-1.0, 1.0]) if not shapes else torch.arange(shapes[-1][0])
+    return x, (rows.y.unsqueeze(-1) == names).to(x.dtype), share

@@ -1,0 +1,198 @@
+"""`symprune fed`: run one algorithm, list, compare, deploy them. No logic of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from symprune.errors import SympruneError
+from symprune.fed.algorithms import ALGORITHMS
+from symprune.fed.cli.deploy import deploy
+from symprune.fed.cli.prune import prune
+from symprune.fed.compare.plan import read_plan
+from symprune.fed.compare.runs import Line, Setting, run_entry, summary
+from symprune.fed.compare.values import parse_options
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem
+from symprune.fed.protocol import choose, options_of
+from symprune.fed.simulate import Record, Result, simulate
+
+app = typer.Typer(
+    help="Federated sparse training, and pruning with text that stays where it is.",
+    no_args_is_help=True,
+)
+app.command()(prune)
+app.command()(deploy)
+console = Console()
+
+
+@app.command()
+def run(
+    algorithm: Annotated[str, typer.Option(help="Name, see `symprune fed list`.")],
+    data: Annotated[str, typer.Option(help="Data set: name or name:path.")] = "digits",
+    model: Annotated[
+        str | None, typer.Option(help="logistic, softmax, linear or a network.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="iid, class:2, dirichlet:0.5, user, ...")] = "iid",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 100,
+    sparsity: Annotated[float | None, typer.Option(help="Share of weights removed.")] = None,
+    compressor: Annotated[str | None, typer.Option(help="top-k:0.05, comp:1,15, ...")] = None,
+    mask_score: Annotated[
+        str | None, typer.Option(help="What picks a client's mask: ria, wanda, symwanda, ...")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
+    ] = None,
+    l2: Annotated[float, typer.Option(help="Ridge l2/2 ||w||^2.")] = 1e-3,
+    weighting: Annotated[str, typer.Option(help="A client's rows: mean, size or sum.")] = "mean",
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    client_test_share: Annotated[float, typer.Option(help="Rows kept for clients' own tests.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
+    clients_at_once: Annotated[
+        int | None, typer.Option(help="Size of the stacks clients are computed in.")
+    ] = None,
+    gap: Annotated[bool, typer.Option(help="Also solve centrally and report the gap.")] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="File to save to and resume from.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for history and model.")] = None,
+    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+) -> None:
+    """Run one algorithm on one federated problem."""
+    options = parse_options(option or [])
+    if sparsity is not None:
+        options["sparsity"] = sparsity
+    if compressor is not None:
+        options["compressor"] = compressor
+    if mask_score is not None:
+        options["mask_score"] = mask_score
+    chosen = choose(algorithm, **options)
+    if output is not None:
+        _make(output)
+    problem = make_problem(
+        data,
+        model,
+        split,
+        clients,
+        l2,
+        weighting=weighting,
+        dtype=dtype,
+        seed=seed,
+        client_test_share=client_test_share,
+    )
+    result = simulate(
+        chosen,
+        problem,
+        rounds,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        optimum=_optimum(problem) if gap else None,
+        clients_at_once=clients_at_once,
+        checkpoint=checkpoint,
+        progress=not quiet,
+    )
+    console.print(_result_table(result, problem))
+    if output is not None:
+        _write(output, result, problem)
+        console.print(f"History and model are in {output}.")
+
+
+@app.command("list")
+def list_algorithms() -> None:
+    """All algorithms: what they do, what they send, their options."""
+    table = Table(show_lines=False, header_style="bold")
+    for column in ("algorithm", "what it does", "sends", "options"):
+        table.add_column(column, overflow="fold")
+    for name, cls in sorted(ALGORITHMS.items()):
+        first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
+        names = ", ".join(options_of(cls))
+        table.add_row(name, f"{first}\n[dim]{cls.paper}[/dim]", cls.sends, names)
+    console.print(table)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="YAML: problem, rounds, algorithms, ...")],
+    output: Annotated[Path, typer.Option(help="Folder for table, histories and plot.")] = Path(
+        "out/compare"
+    ),
+) -> None:
+    """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
+    plan = read_plan(file)
+    _make(output)
+    problem = make_problem(**plan.problem)
+    optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
+    setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
+    with console.status("") as status:
+        lines = [run_entry(problem, entry, setting, status.update) for entry in plan.entries]
+    rows = summary(lines, plan.metric, plan.targets, problem.clients)
+    console.print(_summary_table(rows, problem.name))
+    (output / "summary.json").write_text(json.dumps(rows, indent=1))
+    (output / "histories.json").write_text(json.dumps(_histories(lines)))
+    from symprune.fed.compare.plots import plot
+
+    picture = output / f"{plan.metric}-against-bytes.png"
+    plot(lines, plan.metric, problem.clients, picture, title=problem.name)
+    console.print(f"Table, histories and {picture.name} are in {output}.")
+
+
+def _optimum(problem: Problem) -> Any:
+    from symprune.fed.problems.optimum import minimise
+
+    return minimise(problem)
+
+
+def _result_table(result: Result, problem: Problem) -> Table:
+    table = Table("", "start", "end", title=f"{result.algorithm.name} on {problem.name}")
+    first, last = result.history[0], result.history[-1]
+    for key, value in last.items():
+        table.add_row(key.replace("_", " "), _show(first.get(key)), _show(value))
+    return table
+
+
+def _summary_table(rows: list[Record], title: str) -> Table:
+    columns = [c for c in rows[0] if c != "options"]
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(_show(row[c]) for c in columns))
+    return table
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "never"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _histories(lines: list[Line]) -> dict[str, Any]:
+    return {line.entry.title: line.histories for line in lines}
+
+
+def _make(folder: Path) -> None:
+    """The folder for the results, before the work begins rather than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SympruneError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+
+
+def _write(folder: Path, result: Result, problem: Problem) -> None:
+    from safetensors.torch import save_file
+
+    content = {
+        "algorithm": repr(result.algorithm),
+        "problem": problem.name,
+        "history": result.history,
+    }
+    (folder / "history.json").write_text(json.dumps(content, indent=1))
+    parts = problem.layout.split(result.model)
+    save_file({k: v.contiguous().clone() for k, v in parts.items()}, folder / "model.safetensors")

@@ -1,0 +1,226 @@
+"""`symprune fed prune`: the options, and the tables a run ends with. No logic of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from symprune.cli import console
+from symprune.cli import options as o
+from symprune.cli.groups import Choosing, Loading, Refining, expand
+from symprune.errors import SympruneError
+from symprune.eval import tables
+from symprune.fed.pruning.noise import Privacy
+
+CLIENTS = "Clients"
+PRIVACY = "Privacy"
+FLOWER = "Flower"
+FEDERATED = "federated"
+
+
+@expand
+def prune(
+    model: o.Model,
+    *,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            rich_help_panel=CLIENTS,
+            help="A client's private text: a file, c4, wikitext2 or builtin; once per client.",
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=CLIENTS, help="Instead: deal one --calibration set out to so many."
+        ),
+    ] = None,
+    secure_sum: Annotated[
+        bool,
+        typer.Option(
+            "--secure-sum", rich_help_panel=PRIVACY, help="The server sees only the clients' sum."
+        ),
+    ] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="Clip and noise what a client sends, so that the whole run is (epsilon, delta)-"
+            "private for each of its windows.",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(rich_help_panel=PRIVACY, help="[dim]\\[1e-5][/dim]")
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="A window may differ from the reference by so much (root mean square, relative). "
+            "[dim]\\[0.5][/dim]",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="Public text that noised statistics are measured against. [dim]\\[builtin][/dim]",
+        ),
+    ] = None,
+    choosing: Choosing,
+    calibration: o.Calibration = None,
+    nsamples: Annotated[
+        int | None,
+        typer.Option(
+            help="Windows of each client; of all together with --clients. "
+            "[dim]\\[default: 128][/dim]",
+            rich_help_panel=o.CALIBRATION,
+        ),
+    ] = None,
+    seqlen: o.SeqLen = None,
+    seed: o.Seed = None,
+    bos: o.Bos = None,
+    refine: Annotated[
+        str | None, typer.Option(help="dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT)
+    ] = None,
+    refining: Refining,
+    dtype: o.Dtype = "auto",
+    compute_dtype: o.ComputeDtype = "auto",
+    device: o.Device = "auto",
+    output: o.Output = None,
+    force: o.Force = False,
+    evaluate: o.Evaluate = True,
+    eval_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=o.EVALUATION, help="As for prune; several are measured one by one."
+        ),
+    ] = None,
+    eval_windows: o.EvalWindows = None,
+    json_file: o.JsonFile = None,
+    loading: Loading,
+    deploy: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=FLOWER,
+            help="Run it on Flower: a server and a node for each --client, separate processes with "
+            "TLS and keys, in this folder; used again, it goes on.",
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(rich_help_panel=FLOWER, help="The SuperLink's port, with --deploy.")
+    ] = 8000,
+    node_port: Annotated[
+        int, typer.Option(rich_help_panel=FLOWER, help="Node i listens on this port + i.")
+    ] = 9094,
+    timeout: Annotated[
+        float, typer.Option(rich_help_panel=FLOWER, help="Seconds a block waits for a node.")
+    ] = 600,
+) -> None:
+    """Prune one language model with calibration text that stays with its owners.
+
+    Clients return sums per channel, the server decides the masks: the same as if all text were in
+    one place. Here all parties run in this process and exchange the bytes they would send.
+
+    [bold]Examples[/bold]
+
+      symprune fed prune --model llama2-7b --pattern 2:4 --client a.txt --client b.txt --secure-sum
+
+      symprune fed prune --model smollm2-135m --clients 4 --calibration builtin --nsamples 16
+    """
+    from symprune.fed.pruning import job as jobs
+
+    if client and calibration is not None:
+        raise SympruneError("--calibration goes with --clients; each --client has its own text.")
+    chosen = choosing.build(
+        nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos,
+        calibration=FEDERATED if client else calibration,
+    )  # fmt: skip
+    chosen = o.with_step(chosen, "refine", refine, refining.given())
+    noised = o.given(delta=delta, clip=clip)
+    if epsilon is None and (noised or reference is not None):
+        option = next(iter(noised), "reference")
+        raise SympruneError(f"--{option} goes with --epsilon.")
+    job = jobs.Job(
+        model, chosen, tuple(client or ()), clients, secure_sum,
+        None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
+        output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
+        loading.access(), compute_dtype,
+    )  # fmt: skip
+    if deploy is None:
+        _do(job, json_file)
+    else:
+        _deploy(job, deploy, (port, node_port), timeout, json_file)
+
+
+def _deploy(
+    job: Any, folder: Path, ports: tuple[int, int], timeout: float, json_file: Path | None
+) -> None:
+    from symprune.fed.cli.deploy import follow
+    from symprune.fed.flower.apps import need_flower
+    from symprune.fed.pruning import remote
+
+    need_flower()
+    from symprune.fed.flower.deploy import Deployment
+
+    console.prepare_libraries()
+    task, settings = remote.of_job(job)
+    deployment = Deployment(folder, task, *ports, timeout, settings=settings)
+    follow(deployment, "blocks")
+    record = json.loads(deployment.result.read_text())
+    console.out.print(tables.by_kind(record["layers"]))
+    console.out.print(_traffic(record["federated"]))
+    console.notes([*record["notes"], *_promise(record["federated"])])
+    place = deployment.result.parent
+    console.out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    o.write_json(json_file, record)
+
+
+def _do(job: Any, json_file: Path | None) -> None:
+    from symprune.fed.pruning import job as jobs
+
+    console.prepare_libraries()
+    with console.display() as shown:
+        record = jobs.prune(job, shown.tell, shown.watch, shown.watch_eval)
+    console.out.print(tables.by_kind(record["layers"]))
+    console.out.print(_traffic(record["federated"]))
+    console.out.print(tables.summary(record))
+    console.notes([*record["notes"], *_promise(record["federated"])])
+    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    o.write_json(json_file, record)
+
+
+def _traffic(federated: dict[str, Any]) -> Table:
+    """Bytes of all clients together: a block's on average, and the whole run's."""
+    traffic = federated["traffic"]
+    blocks = traffic["blocks"]
+    table = Table(title=f"Traffic of {traffic['clients']} clients", title_justify="left")
+    table.add_column("", style="bold")
+    for column in ("statistics up", "masks down", "the weights would be", "share"):
+        table.add_column(column, justify="right")
+    mean = {key: sum(block[key] for block in blocks) / len(blocks) for key in blocks[0]}
+    rows = {"a block, on average": (mean["up"], mean["down"], mean["weights"])}
+    whole = (traffic["bytes_up"], traffic["bytes_down"], traffic["weights_bytes"])
+    rows["all blocks and the set-up"] = whole
+    for name, (up, down, weights) in rows.items():
+        share = tables.percent((up + down) / weights)
+        table.add_row(name, *(tables.size(value) for value in (up, down, weights)), share)
+    return table
+
+
+def _promise(federated: dict[str, Any]) -> list[str]:
+    notes = []
+    if federated["secure_sum"]:
+        notes.append("The statistics were added up behind pairwise masks.")
+    if "privacy" in federated:
+        found = federated["privacy"]
+        notes.append(
+            f"All a client sent is ({found['epsilon']:g}, {found['delta']:g})-differentially "
+            "private for each of its windows."
+        )
+    return notes

@@ -1,0 +1,383 @@
+"""A whole Flower deployment on one machine: SuperLink with a database, SuperNodes, TLS, node keys.
+
+For trying before nodes go to real machines: every process, certificate and message is what it will
+be there. Everything lives in one folder; starting again in the same folder goes on with its run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from symprune.errors import SympruneError
+from symprune.fed.flower.apps import QUIET, need_flower
+from symprune.fed.flower.keys import make_keys
+from symprune.fed.pruning.remote import MODEL, STATE, Task
+from symprune.fed.pruning.server_state import blocks_done
+from symprune.fed.remote.job import Job
+from symprune.fed.remote.transport import Setting
+
+LOOPBACK = "127.0.0.1"
+MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
+ASKED = "asked.json"
+BEGUN = ("run.json", STATE, MODEL)  # in the server's folder: training, pruning, a pruned model
+NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
+START = 300.0  # seconds a process may take until it is ready
+HEARTBEATS = 90.0  # seconds after which Flower has missed two heartbeats of a node, 30 s each
+RETRY = 5.0  # seconds until a node that was refused tries again
+ACTIVE = b"SuperNode ID: "  # what a node says once the SuperLink has let it in
+APP = "symprune_app"
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "symprune-federation"
+version = "1.0.0"
+description = "{algorithm} by symprune"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "symprune"
+
+[tool.flwr.app.components]
+serverapp = "{app}:server"
+clientapp = "{app}:client"
+
+[tool.flwr.app.config]
+clients = {clients}
+timeout = {timeout}
+nodes = ""
+attempt = ""
+folder = {folder}
+job = {job}
+"""
+CODE = '''"""The Flower app. symprune itself is installed on every machine."""
+
+from symprune.fed.{client} import answer
+from symprune.fed.flower import client_app, server_app, {main}
+
+server = server_app({main})
+client = client_app(answer)
+'''
+CONNECTION = """[superlink]
+default = "symprune"
+
+[superlink.symprune]
+address = "{host}:{port}"
+root-certificates = {authority}
+"""
+
+
+@dataclass
+class Deployment:
+    """A federation in a folder. The SuperLink is `host`, a name or an address of this machine, with
+    `port`; node i has `node_port + i`, on loopback."""
+
+    folder: Path
+    job: Job | Task
+    port: int = 8000
+    node_port: int = 9094
+    timeout: float = 600.0  # seconds a round waits for a client that is still connected
+    telemetry: bool = False
+    settings: tuple[Mapping[str, Setting], ...] = ()  # what the owner of client 0, 1, ... has set
+    host: str = LOOPBACK
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    attempt: str = ""
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        need_flower()
+        self.folder = self.folder.resolve()
+        if self.settings and len(self.settings) != self.job.clients:
+            raise SympruneError(f"{len(self.settings)} data sets for {self.job.clients} clients.")
+
+    @property
+    def result(self) -> Path:
+        name = "history.json" if isinstance(self.job, Job) else "model/symprune.json"
+        return self.folder / "server" / name
+
+    def prepare(self) -> None:
+        """App folder, keys and Flower's own folder, which must not be inside the app's."""
+        self._refuse_another_run()
+        app, home, keys = (self.folder / name for name in ("app", "flower", "keys"))
+        for place in (app, home, self.folder / "logs", self.folder / "server"):
+            place.mkdir(parents=True, exist_ok=True)
+        hosts = dict.fromkeys((self.host, LOOPBACK, "localhost"))
+        make_keys(keys, tuple(hosts), self.job.clients)
+        quoted = json.dumps  # a JSON string is a TOML string
+        project = PROJECT.format(
+            app=APP,
+            algorithm=self.job.algorithm if isinstance(self.job, Job) else "Pruning",
+            clients=self.job.clients,
+            timeout=float(self.timeout),
+            folder=quoted(str(self.folder)),
+            job=quoted(self.job.to_json()),
+        )
+        (app / "pyproject.toml").write_text(project)
+        training = isinstance(self.job, Job)
+        client, main = ("client", "train") if training else ("pruning.remote", "prune")
+        (app / f"{APP}.py").write_text(CODE.format(client=client, main=main))
+        authority = quoted(str(keys / "ca.crt"))
+        connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
+        (home / "config.toml").write_text(connection)
+        (self.folder / ASKED).write_text(self._asked())
+
+    def _asked(self) -> str:
+        """The job and the owners' settings, without how far it is to go."""
+        job = {**json.loads(self.job.to_json()), "rounds": None}
+        return json.dumps({"job": job, "settings": [dict(own) for own in self.settings]})
+
+    def _refuse_another_run(self) -> None:
+        """What has begun goes on as it was asked for, or not at all."""
+        asked = self.folder / ASKED
+        begun = any((self.folder / "server" / name).exists() for name in BEGUN)
+        if begun and asked.exists() and asked.read_text() != self._asked():
+            raise SympruneError(f"{self.folder} holds another run: use another folder.")
+
+    def start(self) -> None:
+        """SuperLink, registration of the nodes' public keys, SuperNodes."""
+        self.start_superlink()
+        self.register()
+        for number in range(self.job.clients):
+            self.start_node(number)
+
+    def start_superlink(self) -> None:
+        keys = self.folder / "keys"
+        options = {
+            "--host": self.host,
+            "--port": self.port,
+            "--database": self.folder / "flower" / "superlink.db",
+            "--ssl-certfile": keys / "superlink.crt",
+            "--ssl-keyfile": keys / "superlink.key",
+            "--ssl-ca-certfile": keys / "ca.crt",
+        }
+        switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        command = ["flower-superlink", *_flags(options), *switches]
+        self._start("superlink", self.host, self.port, command)
+        if not self._wait("superlink", lambda: _listens(self.host, self.port)):
+            log = self.folder / "logs" / "superlink.log"
+            raise SympruneError(f"The SuperLink did not start, see {log}.")
+
+    def register(self) -> list[int]:
+        """The nodes' ids in the order of their clients; each key is registered once."""
+        file = self.folder / "nodes.json"
+        nodes: list[int] = json.loads(file.read_text()) if file.exists() else []
+        for number in range(len(nodes), self.job.clients):
+            key = self.folder / "keys" / f"node-{number}.pub"
+            said = self.flwr("supernode", "register", str(key), "symprune")
+            found = [int(node) for node in re.findall(NODE_ID, said)]
+            if not found:  # if it is registered and a crash kept its id from us, this is the one
+                listed = re.findall(NODE_ID, self.flwr("supernode", "list", "symprune"))
+                found = [node for node in map(int, listed) if node not in nodes]
+            if len(found) != 1:
+                raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
+            nodes += found
+            file.write_text(json.dumps(nodes))
+        return nodes
+
+    def start_node(
+        self, number: int, key: Path | None = None, patience: float = HEARTBEATS
+    ) -> None:
+        """A SuperNode with its key, its own state folder and its owner's settings.
+
+        The SuperLink takes a node that died without a word for connected until it has missed two
+        heartbeats and turns its successor away; so a node that is refused tries again meanwhile.
+        """
+        config = f'client={number} folder="{self.folder / f"client-{number}"}"'
+        for name, value in (self.settings[number] if self.settings else {}).items():
+            config += f" {name}={json.dumps(value)}"
+        keys, port = self.folder / "keys", self.node_port + number
+        options = {
+            "--superlink": f"{self.host}:{self.port}",
+            "--host": LOOPBACK,
+            "--port": port,
+            "--root-certificates": keys / "ca.crt",
+            "--auth-supernode-private-key": key or keys / f"node-{number}.key",
+            "--node-config": config,
+        }
+        name, command = f"node-{number}", ["flower-supernode", *_flags(options)]
+        log, end = self.folder / "logs" / f"{name}.log", time.monotonic() + patience
+        while True:
+            before = log.stat().st_size if log.exists() else 0
+            self._start(name, LOOPBACK, port, command)
+            if self._wait(name, partial(_says, log, before, ACTIVE)):
+                return
+            self._bury(name)
+            if time.monotonic() > end:
+                raise SympruneError(f"The SuperLink refused node {number}, see {log}.")
+            time.sleep(RETRY)
+
+    def submit(self) -> str:
+        """Hand the app to the SuperLink; the id of the run."""
+        if isinstance(self.job, Job):
+            self.result.unlink(missing_ok=True)
+        for old in (self.folder / "server").glob("error*.txt"):
+            old.unlink()
+        self.attempt = f"-{time.time_ns()}"
+        nodes = ",".join(str(node) for node in self.register())
+        config = f'nodes="{nodes}" attempt="{self.attempt}"'
+        said = self.flwr("run", str(self.folder / "app"), "symprune", "--run-config", config)
+        found = re.search(r'"run-id":\s*"?(\d+)', said)
+        if found is None:
+            raise SympruneError(f"The SuperLink did not take the run: {said.strip()}.")
+        return found[1]
+
+    def rounds_done(self) -> int:
+        """The rounds (of pruning: blocks) the server has finished and saved."""
+        from symprune.fed.snapshot import load
+
+        if isinstance(self.job, Task):
+            return blocks_done(self.folder / "server" / STATE)
+        file = self.folder / "server" / "state.safetensors"
+        return load(file).turn if file.exists() else 0
+
+    def over(self) -> bool:
+        """Whether an earlier run in this folder did all that is asked for: a pruned model is not
+        pruned again, training may be asked for more rounds."""
+        self._refuse_another_run()
+        return isinstance(self.job, Task) and self.result.exists()
+
+    def finished(self) -> bool:
+        """Whether the result is there; why not, if there will be none."""
+        error = self.folder / "server" / f"error{self.attempt}.txt"
+        if error.exists():
+            raise SympruneError(error.read_text().strip())
+        link = self.processes.get("superlink")
+        if link is not None and link.poll() is not None and not self.result.exists():
+            raise SympruneError(f"The SuperLink has stopped, see {self.folder / 'logs'}.")
+        return self.result.exists()
+
+    def check_alive(self, run: str) -> None:
+        """Refuse to wait for a run that Flower has given up, its server process killed or dead
+        before it could say why."""
+        said = self.flwr("list", "symprune", "--run-id", run)
+        status = re.search(r'"status":\s*"(finished[^"]*)"', said)
+        if status is not None and not self.finished():
+            logs = self.folder / "logs"
+            raise SympruneError(f"Run {run} is {status[1]} and left no result, see {logs}.")
+
+    def flwr(self, *arguments: str) -> str:
+        """What the `flwr` command says to these arguments, as JSON if it can."""
+        command = [_program("flwr"), *arguments, "--format", "json"]
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    def stop(self) -> None:
+        """End every process that was started, nodes first."""
+        for name in sorted(self.processes, key=lambda name: name == "superlink"):
+            self.kill(name, signal.SIGTERM)
+        strays = [process for process in psutil.process_iter() if self._started(process)]
+        for stray in strays:
+            with suppress(psutil.Error):
+                stray.kill()
+        psutil.wait_procs(strays, 60)
+
+    def kill(self, name: str, how: signal.Signals) -> None:
+        """End one process. Those that Flower started for it watch it and should follow by
+        themselves; `stop` sees to it."""
+        process = self.processes.pop(name)
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self, name: str, host: str, port: int, command: list[str]) -> None:
+        if _listens(host, port):
+            raise SympruneError(f"Port {port} of this machine is taken; choose another.")
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [_program(command[0]), *command[1:]],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.folder,
+            )
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> bool:
+        """Whether a process that was started became ready before it ended."""
+        end = time.monotonic() + START
+        while not ready():
+            if self.processes[name].poll() is not None:
+                return ready()
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _bury(self, name: str) -> None:
+        """End a process and what it started: a later one has the same port."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+        process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        bin_folder = str(Path(sys.executable).parent)
+        path = bin_folder + os.pathsep + os.environ.get("PATH", "")
+        home = {"FLWR_HOME": str(self.folder / "flower"), "PATH": path}
+        asked = {name: str(1 - int(value)) for name, value in QUIET.items()}
+        return {**os.environ, **(asked if self.telemetry else QUIET), **home, MARK: self.mark}
+
+    def _started(self, process: psutil.Process) -> bool:
+        """Whether a process, however remotely, was started by this object."""
+        try:
+            return process.environ().get(MARK) == self.mark
+        except psutil.Error:
+            return False
+
+
+@contextmanager
+def deployed(deployment: Deployment) -> Iterator[Deployment]:
+    """The deployment while it runs; afterwards nothing of it is left running."""
+    deployment.prepare()
+    try:
+        deployment.start()
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def _flags(options: Mapping[str, object]) -> list[str]:
+    return [text for name, value in options.items() for text in (name, str(value))]
+
+
+def _says(log: Path, since: int, words: bytes) -> bool:
+    """Whether a log has the words behind the byte `since`."""
+    return words in log.read_bytes()[since:]
+
+
+def _program(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    if not beside.exists():
+        raise SympruneError(f"{name} is not installed beside {sys.executable}.")
+    return str(beside)
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0

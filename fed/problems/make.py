@@ -1,0 +1,128 @@
+"""From names to a problem: data set + partition + model -> `Problem`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.fed.problems.datasets import Dataset, load
+from symprune.fed.problems.losses import (
+    Linear,
+    Logistic,
+    Loss,
+    Module,
+    Softmax,
+    cross_entropy,
+    squared_error,
+)
+from symprune.fed.problems.networks import NETWORKS, network
+from symprune.fed.problems.partitions import partition
+from symprune.fed.problems.problem import Problem, Rows, stack_rows
+from symprune.fed.problems.quadratic import normal_equations
+
+CONVEX = ("logistic", "softmax", "linear")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def make_problem(
+    data: str | Dataset = "digits",
+    model: str | None = None,
+    split: str = "iid",
+    clients: int = 10,
+    l2: float = 1e-3,
+    nonconvex: float = 0.0,
+    weighting: str = "mean",
+    dtype: str = "float32",
+    seed: int = 0,
+    client_test_share: float = 0.0,
+) -> Problem:
+    """A federated problem. `model` is logistic, softmax, linear (the fitting one by default) or a
+    network's name. `client_test_share` keeps that part of every client's rows for its own test."""
+    if dtype not in DTYPES:
+        raise SympruneError(f"Unknown dtype {dtype!r}; choose float32 or float64.")
+    if not 0 <= client_test_share < 1:
+        raise SympruneError(f"The clients' test share {client_test_share} is outside [0, 1).")
+    dataset = load(data) if isinstance(data, str) else data
+    dataset = _cast(dataset, DTYPES[dtype])
+    model = model or {0: "linear", 2: "logistic"}.get(dataset.classes, "softmax")
+    if model == "softmax":
+        dataset = dataset.with_intercept()
+    loss = make_loss(model, dataset)
+    parts = [(dataset.x[i], dataset.y[i]) for i in partition(dataset, split, clients, seed)]
+    name = f"{dataset.name} ({model}, {split}, {clients} clients)"
+    test = None
+    if dataset.test_x is not None and dataset.test_y is not None:
+        test = stack_rows([(dataset.test_x, dataset.test_y)])
+    if model == "linear" and weighting == "sum":
+        if nonconvex or client_test_share:
+            raise SympruneError(
+                "Linear regression with weighting sum is solved by its normal equations, without "
+                "a nonconvex term and without clients' own tests."
+            )
+        return normal_equations(parts, l2, test, name)
+    own_test = None
+    if client_test_share:
+        parts, own_test = _hold_out(parts, client_test_share, seed)
+    rows = stack_rows(parts, weighting)
+    return Problem(loss, rows, l2, nonconvex, test, own_test, name=name)
+
+
+def make_loss(model: str, data: Dataset) -> Loss:
+    """The loss a model's name stands for on this data."""
+    features = data.x.shape[1:]
+    if model in CONVEX and len(features) != 1:
+        raise SympruneError(
+            f"Model {model} needs flat rows; {data.name} has shape {tuple(features)}."
+        )
+    if model == "logistic":
+        if data.classes != 2:
+            raise SympruneError(
+                f"Model logistic needs two classes; {data.name} has {data.classes}."
+            )
+        return Logistic(features[0])
+    if model == "softmax":
+        if data.classes < 3:
+            raise SympruneError(f"Model softmax needs three classes or more, not {data.classes}.")
+        return Softmax(features[0], data.classes)
+    if model == "linear":
+        return Linear(features[0])
+    if model.partition(":")[0] not in NETWORKS:
+        known = ", ".join((*CONVEX, *NETWORKS))
+        raise SympruneError(f"Unknown model {model!r}; choose from {known}.")
+    if data.classes == 2:
+        raise SympruneError(f"Networks need labels 0, 1, ...; {data.name} has -1 and +1.")
+    make = partial(network(model), tuple(features), data.classes or 1)
+    if data.classes:
+        return Module(make, cross_entropy, "classification")
+    return Module(make, squared_error, "regression")
+
+
+def _cast(data: Dataset, dtype: torch.dtype) -> Dataset:
+    cast = lambda t: None if t is None else t.to(dtype)  # noqa: E731
+    return replace(
+        data,
+        x=data.x.to(dtype),
+        y=data.y.to(dtype),
+        test_x=cast(data.test_x),
+        test_y=cast(data.test_y),
+    )
+
+
+def _hold_out(
+    parts: list[tuple[Tensor, Tensor]], share: float, seed: int
+) -> tuple[list[tuple[Tensor, Tensor]], Rows]:
+    """Split every client's rows at random into its own training and test rows."""
+    train, test = [], []
+    for client, (x, y) in enumerate(parts):
+        if len(y) < 2:
+            raise SympruneError(f"Client {client} has one row: too few to keep some for a test.")
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + client)
+        order = torch.randperm(len(y), generator=generator)
+        held = min(max(1, round(share * len(y))), len(y) - 1)
+        test.append((x[order[:held]], y[order[:held]]))
+        train.append((x[order[held:]], y[order[held:]]))
+    return train, stack_rows(test)

@@ -1,0 +1,80 @@
+"""What is to be run, in a form that fits into a letter or a configuration file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from symprune.errors import SympruneError
+from symprune.fed.algorithms import Algorithm, build
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.problem import Problem
+from symprune.fed.protocol import check
+
+PROBLEM = tuple(inspect.signature(make_problem).parameters)
+
+
+@dataclass(frozen=True)
+class Job:
+    """An algorithm by name and options, the arguments of `make_problem`, rounds and seed."""
+
+    algorithm: str
+    options: dict[str, Any] = field(default_factory=dict)
+    problem: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self.rounds >= 1, f"There must be a round at least, not {self.rounds}.")
+        for name in self.problem:
+            check(name in PROBLEM, f"A problem has no setting {name!r}.")
+        self.built()
+
+    def built(self) -> Algorithm:
+        return build(self.algorithm, **self.options)
+
+    def prepared(self, algorithm: Algorithm) -> Job:
+        """The same with every hyper-parameter filled in, so that clients need no constants."""
+        return replace(self, algorithm=algorithm.name, options=asdict(algorithm))
+
+    def whole_problem(self) -> Problem:
+        return _problem(json.dumps(self.problem, sort_keys=True))
+
+    @property
+    def clients(self) -> int:
+        return int(self.problem.get("clients", 10))
+
+    def client_problem(self, number: int, data: str | None = None) -> Problem:
+        """One client's part of the problem, or, with `data`, rows that only it has."""
+        if data is None:
+            return self.whole_problem().select(torch.tensor([number]))
+        weighting = self.problem.get("weighting", "mean")
+        check(weighting != "size", "Weighting size needs rows that are shared out, not own data.")
+        own = {**self.problem, "data": data, "split": "iid", "clients": 1}
+        alone = _problem(json.dumps(own, sort_keys=True))
+        return replace(alone, ids=torch.tensor([number]))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def job_from_json(text: str) -> Job:
+    """The inverse of `Job.to_json`; anything else is refused in one sentence."""
+    try:
+        content = json.loads(text)
+        known = {f.name for f in fields(Job)}
+        return Job(**{name: content[name] for name in content if name in known})
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, SympruneError):
+            raise
+        raise SympruneError(f"A job's description cannot be read: {error}.") from None
+
+
+@lru_cache(maxsize=4)
+def _problem(settings: str) -> Problem:
+    return make_problem(**json.loads(settings))

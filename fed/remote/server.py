@@ -1,0 +1,356 @@
+"""The server of a federation whose clients are other machines: a plain loop over the rounds.
+
+It goes on with whoever replies, counts only replies that pass, repeats a broadcast to a client that
+missed it, gives a client that lost its disk its state back, and saves itself after every round.
+With everyone there it makes the same bits as `simulate`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.fed import snapshot as disk
+from symprune.fed.problems.problem import Constants, Problem
+from symprune.fed.protocol import Algorithm, State, Turn, check
+from symprune.fed.remote.job import Job, job_from_json
+from symprune.fed.remote.replies import HEADER_BYTES, Counted, count
+from symprune.fed.remote.transport import Transport, wait_for_all
+from symprune.fed.simulate import DIVERGED, Record
+from symprune.fed.threads import limited_threads
+from symprune.fed.wire.envelope import Letter, unpack
+from symprune.fed.wire.ledger import Ledger
+from symprune.fed.wire.parcel import Parcel, collect
+from symprune.fed.wire.payload import encode_message
+
+log = logging.getLogger("symprune.fed")
+PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
+
+
+@dataclass
+class Outcome:
+    """What a run leaves at the server."""
+
+    run: str
+    algorithm: Algorithm
+    server: State
+    memory: State  # what it knows of the clients' states, one row each
+    counted: Tensor  # the last turn of every client that counted, -1 for none
+    ledger: Ledger
+    history: list[Record]
+
+    @property
+    def model(self) -> Tensor:
+        return self.algorithm.model(self.server)
+
+    def write(self, folder: Path, problem: Problem) -> None:
+        """The model by its tensors' names and the history, for people and programs."""
+        parts = problem.layout.split(self.model)
+        tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+        save_file(tensors, folder / "model.safetensors")
+        content = {"algorithm": repr(self.algorithm), "problem": problem.name}
+        text = json.dumps({**content, "history": self.history}, indent=1)
+        beside = folder / ".history.json.part"
+        beside.write_text(text)
+        os.replace(beside, folder / "history.json")
+
+
+def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
+    """Run the job to its last round, from where the folder's checkpoint stands. `pause` seconds
+    pass before a round without the replies it needs is tried again."""
+    check(job.clients == transport.clients, f"The job is for {job.clients} clients.")
+    with limited_threads():
+        problem = job.whole_problem()
+        wait_for_all(transport, PATIENCE, pause)
+        run, ready, own = _start(job, problem, transport, folder, pause)
+        loop = _Loop(run, ready, problem, transport, pause)
+        loop.begin(folder / "state.safetensors")
+        while loop.turn < job.rounds:
+            loop.one_round()
+            record = loop.measure(own)
+            loop.save(folder / "state.safetensors")
+            log.info("Round %s of %s: %s", loop.turn, job.rounds, _line(record))
+        return loop.outcome()
+
+
+def _start(
+    job: Job, problem: Problem, transport: Transport, folder: Path, pause: float
+) -> tuple[str, Job, bool]:
+    """The run's name, the job with all hyper-parameters, and whether clients hold own data: from
+    the folder if it has them, else from what the clients say about themselves."""
+    file = folder / "run.json"
+    if file.exists():
+        content = json.loads(file.read_text())
+        wanted = {**json.loads(job.to_json()), "rounds": None}
+        same = {**content["asked"], "rounds": None} == wanted
+        check(same, f"{folder} holds another run: {content['asked']['algorithm']}.")
+        return content["run"], job_from_json(json.dumps(content["ready"])), content["own"]
+    constants, own = _gather(job, problem, transport, pause)
+    algorithm = job.built().prepare(constants)
+    secret = getattr(algorithm, "private_randomness", None)
+    noisy = bool(getattr(algorithm, "multiplier", 0))
+    sentence = f"{algorithm.name} needs private_randomness=true here: the server knows the seed."
+    check(secret is not False or not noisy, sentence)
+    run, ready = uuid.uuid4().hex[:12], job.prepared(algorithm)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"run": run, "own": own}
+    content |= {"asked": json.loads(job.to_json()), "ready": json.loads(ready.to_json())}
+    beside = file.with_name(".run.json.part")
+    beside.write_text(json.dumps(content, indent=1))
+    os.replace(beside, file)
+    return run, ready, own
+
+
+def _gather(
+    job: Job, problem: Problem, transport: Transport, pause: float
+) -> tuple[Constants, bool]:
+    """Ask every client for what the step sizes need. If nobody has data of its own the server can
+    compute the same, and the smoothness of the mean as well, from the data set they share."""
+    told: dict[int, dict[str, Any]] = {}
+    for attempt in range(PATIENCE):
+        missing = [i for i in range(job.clients) if i not in told]
+        letters = {i: _about(job, i, {"kind": "describe"}) for i in missing}
+        for client, data in transport.exchange(letters).items():
+            try:
+                told[client] = _described(unpack(data, HEADER_BYTES).header, client, problem)
+            except SympruneError as error:
+                log.warning("Client %s cannot start: %s", client, error)
+        if len(told) == job.clients:
+            break
+        log.info("%s of %s clients are here.", len(told), job.clients)
+        if attempt + 1 < PATIENCE:
+            time.sleep(pause)
+    absent = [str(i) for i in range(job.clients) if i not in told]
+    check(not absent, f"Clients {', '.join(absent)} did not say what they hold.")
+    if not any(item["own"] for item in told.values()):
+        return problem.constants(), False
+    rows = [told[i] for i in range(job.clients)]
+    L, mu, sizes = (tuple(row[k] for row in rows) for k in ("L", "mu", "rows"))
+    return Constants(L, mu, sizes, problem.layout), True
+
+
+def _described(header: dict[str, Any], client: int, problem: Problem) -> dict[str, Any]:
+    """A client's own words, checked."""
+    check(header.get("status") != "error", str(header.get("reason")))
+    rows, own, d = header.get("rows"), header.get("own"), header.get("dimension")
+    check(type(rows) is int and rows > 0, f"Client {client} says it has {rows!r} rows.")
+    sentence = f"Client {client} has a model of {d!r} parameters, the server {problem.dimension}."
+    check(d == problem.dimension and isinstance(own, bool), sentence)
+    numbers = {}
+    for name in ("L", "mu"):
+        value = math.nan if header.get(name) is None else header[name]
+        number = isinstance(value, int | float) and (math.isnan(value) or 0 <= value < math.inf)
+        check(number, f"Client {client} says its {name} is {value!r}.")
+        numbers[name] = float(value)
+    return {"rows": rows, "own": own, **numbers}
+
+
+def _about(job: Job, client: int, header: dict[str, Any], *parts: bytes) -> bytes:
+    """A letter that says all a client needs to know, whatever it has forgotten."""
+    about = {"algorithm": job.algorithm, "options": job.options, "problem": job.problem}
+    return Letter({**about, "seed": job.seed, "client": client, **header}, parts).pack()
+
+
+class _Loop:
+    """The server's state and the rounds that change it."""
+
+    def __init__(
+        self, run: str, job: Job, problem: Problem, transport: Transport, pause: float
+    ) -> None:
+        self.run, self.job, self.problem = run, job, problem
+        self.transport, self.pause = transport, pause
+        self.algorithm = job.built()
+        self.catches_up = type(self.algorithm).listen is not Algorithm.listen
+        self.owed: dict[int, tuple[int, bytes]] = {}  # broadcasts that may not have been heard
+        self.listened: set[int] = set()  # whose memory has heard this turn, if it is tried again
+
+    def begin(self, file: Path) -> None:
+        """The checkpoint's state, or the algorithm's first."""
+        n = self.job.clients
+        everyone = Turn(0, self.job.seed, n, torch.arange(n))
+        if file.exists():
+            state = disk.load(file)
+            check(state.run == self.run, f"{file} belongs to another run.")
+            self.turn, self.server, self.history = state.turn, state.server, state.history
+            self.ledger = Ledger(**state.ledger)
+            kept = state.client
+            self.counted = kept.pop("counted")
+            names = [name for name in kept if name.startswith("owed.")]
+            self.owed = {
+                int(name.split(".")[1]): (int(name.split(".")[2]), kept.pop(name).numpy().tobytes())
+                for name in names
+            }
+            self.memory = kept
+            return
+        self.turn, self.history = 0, []
+        self.server = self.algorithm.server_init(self.problem.initial(self.job.seed), everyone)
+        self.memory = dict(self.algorithm.memory(self.server, everyone))
+        self.counted = torch.full((n,), -1)
+        self.ledger = Ledger.empty(n)
+
+    def save(self, file: Path) -> None:
+        owed = {
+            f"owed.{client}.{turn}": torch.from_numpy(np.frombuffer(body, np.uint8).copy())
+            for client, (turn, body) in self.owed.items()
+        }
+        kept = {**self.memory, "counted": self.counted, **owed}
+        snapshot = disk.Snapshot(
+            self.run, self.turn, self.server, kept, self.ledger.state(), self.history
+        )
+        disk.save(file, snapshot)
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            self.run,
+            self.algorithm,
+            self.server,
+            self.memory,
+            self.counted,
+            self.ledger,
+            self.history,
+        )
+
+    def one_round(self) -> None:
+        """Broadcast, wait, count, step."""
+        turn = Turn(self.turn, self.job.seed, self.job.clients, torch.arange(self.job.clients))
+        self.listened = set()
+        for attempt in range(PATIENCE):
+            if attempt:
+                time.sleep(self.pause)
+            counted, bodies, needed = self._exchange(turn)
+            if len(counted.clients) >= needed:
+                break
+            log.warning("Round %s: %s replies count.", turn.number, len(counted.clients))
+        else:
+            raise SympruneError(
+                f"Round {turn.number} was tried {PATIENCE} times without the replies it needs."
+            )
+        about = turn.about(counted.clients)
+        server = self.algorithm.server_step(self.server, counted.received, about)
+        if not bool(torch.isfinite(self.algorithm.model(server)).all()):
+            raise SympruneError(
+                f"{self.algorithm.name} diverged in round {turn.number}; {DIVERGED}."
+            )
+        self._followed(counted, bodies, turn)
+        self.server = server
+        self.ledger.up(counted.clients, counted.sizes, counted.bits)
+        self.counted[counted.clients] = turn.number
+        self.turn += 1
+
+    def _exchange(self, turn: Turn) -> tuple[Counted, dict[int, bytes], int]:
+        """The letters of a turn: the replies that count, the bodies that were sent, and how many
+        replies the turn needs. Who missed a broadcast only catches up this time."""
+        algorithm, here = self.algorithm, self.transport.connected()
+        wanted = algorithm.cohort(self.server, turn)
+        workers = {i for i in wanted.tolist() if i in here and i not in self.owed}
+        cohort = torch.tensor(sorted(workers), dtype=torch.int64)
+        recipients = torch.cat([cohort, algorithm.listeners(self.server, turn)]).unique()
+        bodies = self._broadcast(recipients, turn, here)
+        letters = {i: (turn.number, body, i in workers) for i, body in bodies.items()}
+        letters |= {i: (*self.owed[i], False) for i in self.owed}
+        replies = self._send({i: letters[i] for i in letters if i in here})
+        heard = {i for i, data in replies.items() if _status(data) in ("done", "heard")}
+        self._heard({i: letters[i] for i in heard - self.listened}, turn)
+        if self.catches_up:
+            missed = {i: letters[i][:2] for i in letters if i not in heard}
+            self.owed = dict(sorted(missed.items()))
+        counted = count(
+            algorithm, self.server, {i: replies[i] for i in replies if i in workers}, turn
+        )
+        return counted, bodies, len(wanted) if algorithm.needs_everyone(turn) else 1
+
+    def _broadcast(self, recipients: Tensor, turn: Turn, here: set[int]) -> dict[int, bytes]:
+        """Every recipient's encoded message, entered in the ledger for those who can be reached."""
+        if not len(recipients):
+            return {}
+        message = self.algorithm.broadcast(self.server, turn.about(recipients))
+        parcel = Parcel(message, len(recipients), reply=False)
+        rows = torch.tensor([row for row, i in enumerate(recipients.tolist()) if i in here]).long()
+        self.ledger.down(recipients[rows], parcel.sizes()[rows], parcel.bits()[rows])
+        for client, (_, body) in self.owed.items():
+            self.ledger.down_bytes[client] += len(body) if client in here else 0
+        return {int(i): parcel.encode(row) for row, i in enumerate(recipients)}
+
+    def _send(self, letters: dict[int, tuple[int, bytes, bool]]) -> dict[int, bytes]:
+        """Send, and once more with its state to whoever says that it lost it."""
+        packed = {i: self._letter(i, *letter) for i, letter in letters.items()}
+        replies = self.transport.exchange(packed)
+        lost = [i for i, data in replies.items() if _status(data) == "lost"]
+        if not lost:
+            return replies
+        log.warning("Clients %s lost their state and get it back.", lost)
+        again = {i: self._letter(i, *letters[i], self._remembered(i)) for i in lost}
+        replies = {i: data for i, data in replies.items() if i not in lost}
+        return dict(sorted((replies | self.transport.exchange(again)).items()))
+
+    def _letter(self, client: int, turn: int, body: bytes, work: bool, *memory: bytes) -> bytes:
+        header = {"kind": "turn", "run": self.run, "n": self.job.clients, "turn": turn}
+        header |= {"counted": int(self.counted[client]), "work": work}
+        return _about(self.job, client, header, body, *memory)
+
+    def _remembered(self, client: int) -> bytes:
+        return encode_message({name: rows[client] for name, rows in self.memory.items()})
+
+    def _heard(self, letters: dict[int, tuple[int, bytes, bool]], turn: Turn) -> None:
+        """Follow what `listen` did to the clients that got these letters."""
+        self.listened |= letters.keys()
+        for client, (number, body, _) in letters.items() if self.catches_up else ():
+            who = torch.tensor([client])
+            rows = {name: state[who] for name, state in self.memory.items()}
+            about = Turn(number, turn.seed, turn.n, who)
+            self._remember(who, self.algorithm.listen(rows, collect([body]), about))
+
+    def _followed(self, counted: Counted, bodies: dict[int, bytes], turn: Turn) -> None:
+        """Follow what `client_step` did to the clients whose replies count."""
+        for row, client in enumerate(counted.clients.tolist() if self.memory else ()):
+            who = torch.tensor([client])
+            reply = {name: values[row : row + 1] for name, values in counted.received.items()}
+            rows = {name: state[who] for name, state in self.memory.items()}
+            received = collect([bodies[client]])
+            self._remember(who, self.algorithm.follow(rows, received, reply, turn.about(who)))
+
+    def _remember(self, who: Tensor, rows: State) -> None:
+        self.memory = {k: v.index_copy(0, who, rows[k]) for k, v in self.memory.items()}
+
+    def measure(self, own: bool) -> Record:
+        """One more entry of the history: the test set's score, the loss if the server can know
+        it, who replied, and the bytes."""
+        model = self.algorithm.model(self.server)
+        record: Record = {"round": self.turn}
+        if not own:
+            record["loss"] = self.problem.mean_value(model)
+        record |= self.problem.evaluate(model)
+        record["replies"] = int((self.counted == self.turn - 1).sum())
+        self.history.append({**record, **self.ledger.totals()})
+        return self.history[-1]
+
+
+def _status(data: bytes) -> Any:
+    try:
+        return unpack(data).header.get("status")
+    except SympruneError:
+        return None
+
+
+def _line(record: Record) -> str:
+    shown = ("loss", "accuracy", "r2", "replies", "bytes_up")
+    return ", ".join(
+        f"{name} {record[name]:.4g}"
+        if isinstance(record[name], float)
+        else f"{name} {record[name]}"
+        for name in shown
+        if name in record
+    )

@@ -1,0 +1,129 @@
+"""From an algorithm's message to bytes and back, and the size of every row without making bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symprune.errors import SympruneError
+from symprune.fed.protocol import Message, Received, Sent
+from symprune.fed.wire.payload import (
+    MAX_VALUES,
+    check_finite,
+    decode_message,
+    encode_message,
+    encoded_sizes,
+    message_overhead,
+)
+
+
+class Parcel:
+    """A message to, or from, `count` clients: row i belongs to the i-th of them."""
+
+    def __init__(self, message: Message, count: int, reply: bool) -> None:
+        self.count = count
+        self.fields = {k: v if isinstance(v, Sent) else Sent(v) for k, v in message.items()}
+        self.by_row = {
+            k: reply or v.each or isinstance(v.tensor, list) for k, v in self.fields.items()
+        }
+        for name, field in self.fields.items():
+            if self.by_row[name] and len(field.tensor) != count:
+                raise SympruneError(
+                    f"Field {name!r} has {len(field.tensor)} rows for {count} clients."
+                )
+
+    def check_finite(self, what: str, advice: str) -> None:
+        for name, field in self.fields.items():
+            tensors = field.tensor if isinstance(field.tensor, list) else [field.tensor]
+            for tensor in tensors:
+                check_finite(tensor, f"{what}, field {name!r},", f"; {advice}")
+
+    def sizes(self) -> Tensor:
+        """Encoded bytes of every client's message, `[count]`."""
+        total = torch.full((self.count,), message_overhead(list(self.fields)))
+        for name, field in self.fields.items():
+            if isinstance(field.tensor, list):
+                each = [encoded_sizes(t.unsqueeze(0), field.table)[0] for t in field.tensor]
+                total += torch.stack(each)
+            elif self.by_row[name]:
+                total += encoded_sizes(field.tensor, field.table)
+            else:
+                total += encoded_sizes(field.tensor.unsqueeze(0), field.table)
+        return total
+
+    def bits(self) -> Tensor:
+        """What the papers count for every client's message, `[count]`."""
+        total = torch.zeros(self.count, dtype=torch.int64)
+        for name, field in self.fields.items():
+            if field.bits is not None:
+                total += torch.as_tensor(field.bits, dtype=torch.int64)
+            elif isinstance(field.tensor, list):
+                total += torch.tensor([t.numel() * _bits(t) for t in field.tensor])
+            else:
+                numbers = field.tensor.numel() // (self.count if self.by_row[name] else 1)
+                total += numbers * _bits(field.tensor)
+        return total
+
+    def encode(self, row: int) -> bytes:
+        """The message of one client as bytes."""
+        chosen = {
+            name: field.tensor[row] if self.by_row[name] else field.tensor
+            for name, field in self.fields.items()
+        }
+        quantised = frozenset(name for name, field in self.fields.items() if field.table)
+        return encode_message(chosen, quantised)  # type: ignore[arg-type]
+
+    def received(self) -> Received:
+        """What the other side sees: every field by row."""
+        out: Received = {}
+        for name, field in self.fields.items():
+            tensor = field.tensor
+            if not self.by_row[name]:
+                assert isinstance(tensor, Tensor)
+                tensor = tensor.expand(self.count, *tensor.shape)
+            out[name] = tensor
+        return out
+
+
+def collect(messages: list[bytes], max_values: int = MAX_VALUES) -> Received:
+    """Encoded messages of several clients, in their order, as received fields. Tensors of equal
+    shape are stacked, others stay a list."""
+    rows = [decode_message(data, max_values) for data in messages]
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise SympruneError("Messages of one turn have different fields.")
+    out: Received = {}
+    for name in rows[0] if rows else ():
+        tensors = [row[name] for row in rows]
+        alike = len({(t.shape, t.dtype) for t in tensors}) == 1
+        out[name] = torch.stack(tensors) if alike else tensors
+    return out
+
+
+def merge(parts: list[Message]) -> Message:
+    """Replies of several stacks of clients as one message, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    out: Message = {}
+    for name in parts[0]:
+        pieces = [field if isinstance(field, Sent) else Sent(field) for field in _each(parts, name)]
+        first = pieces[0]
+        joined: Any = [row for piece in pieces for row in piece.tensor]
+        if isinstance(first.tensor, Tensor):
+            joined = torch.stack(joined)
+        bits: Any = first.bits
+        if isinstance(bits, Tensor):
+            bits = torch.cat([torch.as_tensor(piece.bits) for piece in pieces])
+        out[name] = Sent(joined, bits, first.table)
+    return out
+
+
+def _each(parts: list[Message], name: str) -> list[Tensor | Sent]:
+    return [part[name] for part in parts]
+
+
+def _bits(tensor: Tensor) -> int:
+    if tensor.is_floating_point():
+        return 32
+    return 1 if tensor.dtype == torch.bool else 8 * tensor.element_size()

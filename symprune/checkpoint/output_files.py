@@ -1,0 +1,211 @@
+"""Where pruned blocks go: output files filled as blocks are done, and the progress kept with them.
+
+The output's files are those of the input: the same names, the same tensors, in the same places.
+Prunable matrices are written in the model's type, whatever they were computed in, everything else
+byte for byte (unless another type was asked for). Masks are written as they are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from symprune.checkpoint.resume import HiddenStates, Progress
+from symprune.checkpoint.streamed_model import StreamedModel
+from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_header
+from symprune.engine import forward
+from symprune.engine.arguments import Allocate
+from symprune.engine.blocks import Blocks
+from symprune.machine import distributed
+from symprune.maskset import FILE_NAME, MaskSet, metadata
+
+if TYPE_CHECKING:
+    from symprune.engine.walk import Report
+
+
+class Sink:
+    """The files of the output folder."""
+
+    def __init__(self, folder: Path, streamed: StreamedModel, source: Shards, keep: bool) -> None:
+        self.folder = folder
+        self.streamed = streamed
+        self.source = source
+        pruned = {m.parameter_name: m.parameter for m in streamed.layout.all_matrices()}
+        computed = set(streamed.names.keys_of(pruned))
+        self.files = {
+            name: OutputFile(folder / name, self._header(name, computed, keep))
+            for name in source.files
+        }
+        bits = [(name, torch.uint8, ((p.numel() + 7) // 8,)) for name, p in pruned.items()]
+        about = metadata({name: tuple(p.shape) for name, p in pruned.items()})
+        self.masks = OutputFile(folder / FILE_NAME, make_header(bits, about))
+
+    def _header(self, name: str, computed: set[str], keep: bool) -> bytes:
+        header, dtype = self.source.headers[name], self.streamed.dtype
+        tensors = []
+        for entry in header.entries:
+            stored = self.source.dtype(entry.name)
+            change = stored.is_floating_point and (not keep or entry.name in computed)
+            tensors.append((entry.name, dtype if change else stored, entry.shape))
+        if all(dtype == self.source.dtype(name) for name, dtype, _ in tensors):
+            return header.raw
+        return make_header(tensors, header.metadata)
+
+    @property
+    def size(self) -> int:
+        """Bytes the files take."""
+        return sum(file.header.file_size for file in (*self.files.values(), self.masks))
+
+    def create(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        for file in (*self.files.values(), self.masks):
+            file.create()
+
+    def is_there(self) -> bool:
+        """Whether the files an earlier attempt made are still there."""
+        files = (*self.files.values(), self.masks)
+        return all(f.path.is_file() and f.path.stat().st_size == f.header.file_size for f in files)
+
+    def pruned(self) -> Shards:
+        """The tensors written so far."""
+        return Shards(self.folder, self.source.files)
+
+    def write_block(self, index: int, kept: MaskSet) -> None:
+        """The block that is in memory, and its masks, on the disk when this returns."""
+        model = self.streamed.model
+        values = {n: self._stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
+        values = self.streamed.names.unmade(values)
+        used = {FILE_NAME: self.masks}
+        for key in self.streamed.keys_of_block(index):
+            file = self._file_of(key)
+            used[file.path.name] = file
+            if key in values:
+                file.write(key, values[key])
+            else:
+                file.copy(key, self.source)
+        for name in kept:
+            self.masks.write(name, kept.bits(name))
+        for file in used.values():
+            file.sync()
+
+    def _stored(self, name: str, computed: Tensor, keep: Tensor) -> Tensor:
+        """A parameter in the type it is stored in. One that was computed in a type with fewer
+        digits gets back those it had, unless it was changed."""
+        dtype, narrow = self.streamed.dtype, self.streamed.compute
+        if computed.dtype == dtype or narrow == torch.float32:
+            return computed.to(dtype)
+        before = self.streamed.names.read(self.source, name).to(computed.device, dtype)
+        same = before.to(narrow) == computed
+        found = torch.where(same, before, computed.to(dtype))
+        return found.masked_fill_(~keep.to(found.device), 0)
+
+    def write_rest(self) -> None:
+        """What belongs to no block, and the index."""
+        blocks = range(len(self.streamed))
+        done = {key for index in blocks for key in self.streamed.keys_of_block(index)}
+        for key in self.source:
+            if key not in done:
+                self._file_of(key).copy(key, self.source)
+        for file in (*self.files.values(), self.masks):
+            file.sync()
+            file.close()
+        index = self.source.folder / INDEX
+        if index.is_file():
+            content = json.loads(index.read_text())
+            content.setdefault("metadata", {})["total_size"] = sum(
+                entry.size for file in self.files.values() for entry in file.header.entries
+            )
+            (self.folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
+
+    def _file_of(self, key: str) -> OutputFile:
+        return self.files[self.source.entries[key].file]
+
+
+class StreamedBlocks(Blocks):
+    """The blocks of a model on disk, written as they are done, resumable at any of them."""
+
+    in_memory = False
+
+    def __init__(
+        self,
+        streamed: StreamedModel,
+        sink: Sink,
+        progress: Progress,
+        allocate: Allocate | None = None,
+        at_once: int = 1,
+    ) -> None:
+        super().__init__(streamed.layout, stored=streamed.dtype, at_once=at_once)
+        self.streamed = streamed
+        self.sink = sink
+        self.progress = progress
+        self.allocate = allocate
+        self.states = HiddenStates(progress.folder, distributed.rank())
+
+    def begin(
+        self, tokens: Tensor | None, report: Report, tick: forward.Tick
+    ) -> tuple[int, forward.Activations | None]:
+        from symprune.engine.walk import LayerReport
+
+        done = self.progress
+        report.layers[:] = [LayerReport(**layer) for layer in done.layers]
+        report.notes[:] = list(dict.fromkeys([*report.notes, *done.notes]))
+        report.seconds.update(done.seconds)
+        if tokens is None or done.finished == len(self):
+            return done.finished, None
+        with self.streamed.around():
+            activations = forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
+        if done.hidden:
+            self.states.restore(done.hidden, activations.hidden)
+        written = self.sink.pruned()
+        for index in range(done.hidden, done.finished):
+            with self.streamed.block(index, written) as block:
+                activations.advance(index, block)
+        return done.finished, activations
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        with self.streamed.block(index) as block:
+            yield block
+
+    def finish(
+        self,
+        index: int,
+        report: Report,
+        kept: MaskSet,
+        activations: forward.Activations | None,
+    ) -> None:
+        """On the disk: the block, sometimes the hidden states behind it, then that it is done.
+
+        Hidden states are not all there is where blocks leave something else for later ones: then a
+        run that goes on passes the samples through all finished blocks again.
+        """
+        done = self.progress
+        keep_states = (
+            activations is not None
+            and not activations.arguments.carry_state
+            and index + 1 < len(self)
+            and distributed.agree(self.states.due())
+        )
+        if keep_states and activations is not None:
+            self.states.keep(index + 1, activations.hidden)
+        if distributed.rank() == 0:
+            self.sink.write_block(index, kept)
+        distributed.wait()
+        done.finished = index + 1
+        done.hidden = index + 1 if keep_states else done.hidden
+        done.layers += [asdict(layer) for layer in report.layers[len(done.layers) :]]
+        done.notes, done.seconds = list(report.notes), dict(report.seconds)
+        done.save()
+        distributed.wait()
+        if keep_states:
+            self.states.drop_but(index + 1)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        return self.progress.once(name, make)

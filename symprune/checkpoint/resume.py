@@ -1,0 +1,268 @@
+"""What an interrupted run leaves behind, so that the same command goes on where it was.
+
+Beside the output grows a hidden folder: the files of the output, made at full size and filled block
+by block, and `progress.json`, replaced as a whole after every block whose tensors are on the disk.
+Hidden states are kept at some block boundaries only: a run that goes on passes them through the
+finished blocks behind the last boundary. The input is never changed, so a block cut short is simply
+done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symprune.checkpoint.output_folder import check_output, replace_folder
+from symprune.errors import SympruneError
+
+FILE = "progress.json"
+OUTPUT = "output"
+LOCK = "lock"
+KEEPING = 0.05
+"""At most this share of the time goes into keeping hidden states."""
+
+
+def work_folder(output: Path) -> Path:
+    """Where an unfinished run of `output` is kept."""
+    output = output.absolute()
+    return output.parent / f".{output.name}.partial"
+
+
+@contextmanager
+def workspace(
+    output: Path, force: bool = False, restart: bool = False, owner: bool = True
+) -> Iterator[Path]:
+    """A folder to work in whose `output` becomes the output at the end.
+
+    If anything fails it stays, provided a block was finished. Only the owner changes it.
+    """
+    check_output(output, force)
+    work = work_folder(output)
+    if not owner:
+        yield work
+        return
+    with _locked(work, output, restart):
+        try:
+            yield work
+            _sync_tree(work / OUTPUT)
+            replace_folder(work / OUTPUT, output.absolute())
+            sync_folder(output.absolute().parent)
+            shutil.rmtree(work)
+        except BaseException as error:
+            finished = _finished(work)
+            if finished == 0:
+                shutil.rmtree(work, ignore_errors=True)
+            explained = _explain(output, error, finished)
+            if explained is error:
+                raise
+            raise explained from error
+
+
+@contextmanager
+def _locked(work: Path, output: Path, restart: bool) -> Iterator[None]:
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / LOCK).open("w")
+    except OSError as error:
+        raise _explain(output, error, 0) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SympruneError(f"Another process is writing {output}.") from None
+        if restart:
+            _clear(work)
+        yield
+
+
+def _clear(work: Path) -> None:
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def _finished(work: Path) -> int:
+    try:
+        return int(json.loads((work / FILE).read_text())["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _explain(output: Path, error: BaseException, finished: int) -> BaseException:
+    state = "is not finished" if finished else "was not written"
+    again = f" run the same command again to go on after block {finished}" if finished else ""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or "No space left on device" in str(error):
+        again = again and f"; make room and{again}"
+        return SympruneError(f"The disk is full: {output} {state}{again}.")
+    if isinstance(error, OSError):
+        said, again = error.strerror or error, again and f";{again}"
+        return SympruneError(f"The output {output} cannot be written: {said}{again}.")
+    return error
+
+
+@dataclass
+class Progress:
+    """How far a run is, and what it needs to go on. Its fields are `progress.json`."""
+
+    folder: Path
+    owner: bool
+    run: dict[str, Any]
+    finished: int = 0
+    hidden: int = 0
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, run: dict[str, Any], output: Path, owner: bool = True) -> Progress:
+        """The progress of `run`, or a fresh one; a sentence when another run was begun here."""
+        try:
+            read = json.loads((folder / FILE).read_text())
+        except FileNotFoundError:
+            _clear(folder)
+            begun = cls(folder, owner, run)
+            begun.save()
+            return begun
+        except (OSError, ValueError) as error:
+            raise SympruneError(f"{folder / FILE} cannot be read: {error}.") from error
+        changed = differences(read["run"], json.loads(json.dumps(run)))
+        if changed:
+            raise SympruneError(
+                f"An unfinished run of {output} differs in {'; '.join(changed)}. Repeat its "
+                "command to go on with it, or pass --restart to throw it away."
+            )
+        return cls(folder, owner, **read)
+
+    def save(self) -> None:
+        """On the disk, as a whole; by its owner alone."""
+        if self.owner:
+            plain = {k: v for k, v in vars(self).items() if k not in ("folder", "owner")}
+            write_durably(self.folder / FILE, [json.dumps(plain).encode()])
+
+    def restart(self) -> None:
+        """Nothing is done yet, but what was measured stays measured."""
+        self.finished = self.hidden = 0
+        self.layers, self.notes, self.seconds = [], [], {}
+        self.values = {k: v for k, v in self.values.items() if not k.startswith("pruned")}
+        self.save()
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """A value JSON can hold, made in the first of all attempts."""
+        if name not in self.values:
+            self.values[name] = make()
+            self.save()
+        return self.values[name]
+
+
+class HiddenStates:
+    """The hidden states at a block boundary, on disk; one file for each process."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder = folder
+        self.rank = rank
+        self._last = time.monotonic()
+        self._cost = 0.0
+
+    def due(self) -> bool:
+        """Whether enough work would be lost to make keeping them worth its time."""
+        return time.monotonic() - self._last >= self._cost / KEEPING
+
+    def path(self, block: int) -> Path:
+        return self.folder / f"hidden-{block:05}.{self.rank}"
+
+    def keep(self, block: int, hidden: Tensor) -> None:
+        start = time.monotonic()
+        write_durably(self.path(block), (_bytes(sample) for sample in hidden))
+        self._last = time.monotonic()
+        self._cost = self._last - start
+
+    def drop_but(self, block: int) -> None:
+        for path in self.folder.glob(f"hidden-*.{self.rank}"):
+            if path != self.path(block):
+                path.unlink(missing_ok=True)
+
+    def restore(self, block: int, hidden: Tensor) -> None:
+        """Fill `hidden` with what was kept."""
+        path = self.path(block)
+        one = hidden[0].numel() * hidden.element_size()
+        try:
+            with path.open("rb") as file:
+                for sample in hidden:
+                    read = bytearray(file.read(one))
+                    sample.copy_(torch.frombuffer(read, dtype=hidden.dtype).view(sample.shape))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise SympruneError(f"{path} cannot be read; pass --restart to begin anew.") from error
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
+
+
+def write_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Replace a file by these bytes; after a power cut it has the old content or the new."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """What differs between two plain values, by name: `recipe.sparsity (0.5, now 0.6)`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = list(dict.fromkeys([*before, *now]))
+        found = (
+            differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+            for key in names
+        )
+        return [difference for part in found for difference in part]
+    return [] if before == now else [f"{name} ({before}, now {now})"]
+
+
+def digest(*parts: Any) -> str:
+    """A short fingerprint of tensors, bytes and plain values."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            found.update(_bytes(part))
+        else:
+            found.update(part if isinstance(part, bytes) else json.dumps(part).encode())
+    return found.hexdigest()[:16]

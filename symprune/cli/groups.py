@@ -1,0 +1,166 @@
+"""Options that belong together and several commands take: one argument there, many for the user."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from symprune.cli import options as o
+from symprune.errors import SympruneError
+from symprune.recipe import Recipe
+
+HUB = "Hub"
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        help="Branch, tag or commit of a model on the hub. [dim]\\[main][/dim]",
+        rich_help_panel=HUB,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        help="Token for gated or private models, if you are not logged in; it is kept nowhere.",
+        rich_help_panel=HUB,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python code that comes with a model.",
+        rich_help_panel=HUB,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Which weights go: a recipe, a criterion, how many."""
+
+    recipe: o.RecipeName = None
+    method: o.Method = None
+    sparsity: o.Sparsity = None
+    pattern: o.PatternText = None
+    group: o.Group = None
+    alpha: o.Alpha = None
+    beta: o.Beta = None
+    p: o.P = None
+    set_: o.Set = None
+    token_limit: o.TokenLimit = None
+
+    def build(self, **others: Any) -> Recipe:
+        """The recipe these options and `others` (None: not given) describe."""
+        if self.sparsity is not None and self.pattern is not None:
+            raise SympruneError("Give --sparsity or --pattern, not both.")
+        changes = o.given(
+            method=self.method,
+            sparsity=self.sparsity,
+            pattern=self.pattern,
+            group=self.group,
+            **others,
+        )
+        chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
+        chosen = chosen.with_changes(**changes)
+        chosen = o.with_token_limit(chosen, self.token_limit)
+        params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
+        params |= o.assignments(self.set_ or [])
+        return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
+
+
+@dataclass(frozen=True)
+class Refining:
+    """The options of DSnoT and R2-DSnoT."""
+
+    max_cycles: o.MaxCycles = None
+    update_threshold: o.UpdateThreshold = None
+    var_power: o.VarPower = None
+    refine_layers: o.RefineLayers = None
+    same_sign: o.SameSign = None
+    accept: o.Accept = None
+    refine_preset: o.Preset = None
+    grow_relative: o.GrowRelative = None
+    prune_relative: o.PruneRelative = None
+    gamma1: o.Gamma1 = None
+    gamma2: o.Gamma2 = None
+    norm_p: o.NormP = None
+    refine_alpha: o.RefineAlpha = None
+    literal_growth: o.LiteralGrowth = None
+
+    def given(self) -> dict[str, Any]:
+        """What was typed, under the names the refinements have for it."""
+        return o.given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the model is fetched from the hub."""
+
+    revision: Revision = None
+    token: Token = None
+    trust_remote_code: TrustRemoteCode = False
+
+    def access(self) -> Any:
+        """As `hub.resolve` takes it."""
+        from symprune.models.hub import Access
+
+        return Access(self.revision, self.token, self.trust_remote_code)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where and how a run goes, and what it measures and leaves behind."""
+
+    gram_device: o.GramDevice = "auto"
+    report_error: o.ReportError = False
+    dtype: o.Dtype = "auto"
+    compute_dtype: o.ComputeDtype = "auto"
+    device: o.Device = "auto"
+    output: o.Output = None
+    force: o.Force = False
+    evaluate: o.Evaluate = True
+    eval_data: o.EvalData = None
+    eval_windows: o.EvalWindows = None
+    json_file: o.JsonFile = None
+    device_map: o.DeviceMap = None
+    batch_size: o.BatchSize = None
+    offload_activations: o.Offload = None
+    restart: o.Restart = False
+    log: o.Log = None
+
+    def settings(self) -> dict[str, Any]:
+        """All but the file of the record, under the names a `run.Job` has for them."""
+        settings = {**vars(self), "offload": self.offload_activations}
+        return {k: v for k, v in settings.items() if k not in ("json_file", "offload_activations")}
+
+
+def expand(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer from one that takes groups of options: each field is an option."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group: Any = parameter.annotation
+        if not is_dataclass(group):
+            parameters.append(parameter)
+            continue
+        groups[parameter.name] = group
+        hints = get_type_hints(group, include_extras=True)
+        parameters += [
+            parameter.replace(name=each.name, annotation=hints[each.name], default=each.default)
+            for each in fields(group)
+        ]
+
+    def run(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{each.name: options.pop(each.name) for each in fields(group)})
+        command(**options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,70 @@
+"""The command line: every command in one place, and bad input as one sentence with exit code 2."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from symprune import __version__, scores
+from symprune.cli import console, measure, pack, prune
+from symprune.fed.cli.main import app as federated
+
+app = typer.Typer(
+    help="Make a pretrained language model sparse without training it, and see what was kept.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(prune.prune)
+app.command("refine")(prune.refine_masks)
+app.command()(prune.sweep)
+app.command("eval")(measure.evaluate)
+app.command()(measure.inspect)
+app.command()(measure.report)
+app.command()(pack.pack)
+app.command()(pack.unpack)
+app.add_typer(federated, name="fed")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"symprune {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def models() -> None:
+    """List the short names of models and what they stand for."""
+    from symprune.models.hub import SHORT_NAMES, resolve
+
+    table = Table("name", "is")
+    for name in SHORT_NAMES:
+        origin = resolve(name)
+        table.add_row(name, origin.gguf_file + " (installed)" if origin.gguf_file else str(origin))
+    console.out.print(table)
+    console.out.print("Any other hub id, local folder or .gguf file works as well.")
+
+
+@app.command()
+def methods() -> None:
+    """List the pruning criteria, their formulas and parameters.
+
+    W is [out, in]; x and y are the norms of a layer's input and output channels, r and c the l1
+    norms of a weight's row and column.
+    """
+    table = Table("method", "score", "parameters (defaults)")
+    for name, item in scores.available().items():
+        parameters = ", ".join(f"{key}={value}" for key, value in item.defaults.items())
+        table.add_row(name, item.formula, parameters)
+    console.out.print(table)
+
+
+def main() -> None:
+    """The console script."""
+    console.run(app)

@@ -1,0 +1,144 @@
+"""The commands that look at a model: eval, inspect, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from symprune.cli import console
+from symprune.cli import options as o
+from symprune.cli.groups import Loading, TrustRemoteCode, expand
+from symprune.errors import SympruneError
+
+
+@expand
+def evaluate(
+    model: o.Model,
+    *,
+    data: Annotated[
+        str | None,
+        typer.Option(help="wikitext2, builtin, c4 or a text file. [dim]\\[wikitext2][/dim]"),
+    ] = None,
+    seqlen: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 2048,
+    windows: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    bos: o.Bos = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Zero-shot tasks of lm-eval instead, by comma: boolq,rte,hellaswag,winogrande,"
+            "arc_easy,arc_challenge,openbookqa (all seven: [bold]thesis[/bold])."
+        ),
+    ] = None,
+    task_data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with TASK.jsonl files: no network, the harness's own prompts."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many questions of each task.")
+    ] = None,
+    batch_size: Annotated[str, typer.Option(help="auto, or a number; for tasks.")] = "auto",
+    dtype: o.Dtype = "auto",
+    compute_dtype: o.ComputeDtype = "auto",
+    device: o.Device = "auto",
+    json_file: o.JsonFile = None,
+    loading: Loading,
+) -> None:
+    """Measure a model: perplexity as the papers do, or zero-shot tasks.
+
+    For perplexity the held-out text is one long row of tokens, cut into windows that do not
+    overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, accuracies
+    through lm-eval, with standard errors and their mean; and perplexity too if --data is given.
+    """
+    if not tasks and (task_data or limit or batch_size != "auto"):
+        raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    console.prepare_libraries()
+    record: dict[str, object] = {"model": model}
+    if tasks:
+        from symprune.eval import zeroshot
+        from symprune.models import hub
+
+        names = list(zeroshot.THESIS_TASKS) if tasks == "thesis" else tasks.split(",")
+        names = [name.strip() for name in names if name.strip()]
+        zeroshot.check_tasks(names, task_data)
+        with console.display() as shown:
+            shown.tell(f"Loading {model}")
+            origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
+            loaded, _ = hub.load_computing(origin, dtype, where, compute_dtype)
+            tokenizer = hub.load_tokenizer(origin)
+        result = zeroshot.evaluate(
+            loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
+        )
+        console.out.print(zeroshot.table(result))
+        record["zeroshot"] = result.to_json()
+        del loaded
+    if data or not tasks:
+        from symprune.jobs.evaluate import evaluate as measure
+
+        with console.display() as shown:
+            measured = measure(
+                model, data or "wikitext2", seqlen, windows, dtype, device,
+                shown.tell, shown.watch_eval, loading.access(), bos or "auto", compute_dtype,
+            )  # fmt: skip
+        table = Table("model", "data", "windows", "seqlen", "perplexity")
+        table.add_row(
+            model, measured["data"], str(measured["windows"]), str(measured["seqlen"]),
+            f"{measured['perplexity']:.3f}",
+        )  # fmt: skip
+        console.out.print(table)
+        console.notes(measured["notes"])
+        record |= measured
+    o.write_json(json_file, record)
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
+    json_file: o.JsonFile = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
+    from symprune.checkpoint.output_folder import read_record
+    from symprune.eval.tables import percent
+    from symprune.jobs.inspect import inspect_folder
+
+    if not folder.is_dir():
+        raise SympruneError(f"There is no folder {folder}.")
+    console.prepare_libraries()
+    facts = inspect_folder(folder, trust_remote_code)
+    table = Table("matrix", "shape", "zeros", "sparsity", "pattern")
+    for fact in facts:
+        shape = " x ".join(str(n) for n in fact.shape)
+        table.add_row(fact.name, shape, f"{fact.zeros:,}", percent(fact.sparsity), fact.pattern)
+    console.out.print(table)
+    zeros, size = sum(f.zeros for f in facts), sum(f.size for f in facts)
+    share = percent(zeros / size)
+    console.out.print(f"All of them: {zeros:,} of {size:,} weights are zero, {share}.")
+    record = read_record(folder)
+    if record:
+        console.out.print(f"Made by symprune {record['versions']['symprune']} with this recipe:")
+        console.out.print_json(json.dumps(record["recipe"]))
+    else:
+        console.out.print("No symprune.json: the recipe is unknown.")
+    matrices = [{**vars(f), "sparsity": f.sparsity} for f in facts]
+    recipe = record["recipe"] if record else None
+    o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
+
+
+def report(
+    source: Annotated[
+        Path, typer.Argument(help="A pruned model's folder, or the .jsonl file of a sweep.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    matrix: Annotated[
+        str | None, typer.Option(help="Which matrix to draw. [dim]\\[one in the middle][/dim]")
+    ] = None,
+    force: o.Force = False,
+) -> None:
+    """Draw a run or a sweep as one HTML page that needs no network to view."""
+    from symprune.eval.report import write
+
+    page = write(source, output, force=force, matrix=matrix)
+    console.out.print(f"Saved to [bold]{page}[/bold]", highlight=False, soft_wrap=True)

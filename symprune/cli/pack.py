@@ -1,0 +1,55 @@
+"""The commands that change how a checkpoint is stored: pack, unpack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from symprune.cli import console
+from symprune.cli import options as o
+
+Output = Annotated[Path, typer.Argument(help="The folder to write.")]
+
+
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A pruned model.")],
+    output: Output,
+    force: o.Force = False,
+) -> None:
+    """Store a pruned model in less room: kept weights and one bit a weight, less for N:M.
+
+    symprune's commands and symprune.load() take the packed folder as it is.
+    """
+    from symprune.checkpoint import packed as packing
+
+    _do(packing.pack, folder, output, force, "packing")
+
+
+def unpack(
+    folder: Annotated[Path, typer.Argument(help="A packed model.")],
+    output: Output,
+    force: o.Force = False,
+) -> None:
+    """Restore a packed model, byte for byte."""
+    from symprune.checkpoint import packed as packing
+
+    _do(packing.unpack, folder, output, force, "unpacking")
+
+
+def _do(
+    action: Callable[..., dict[str, int]], folder: Path, output: Path, force: bool, name: str
+) -> None:
+    from symprune.eval.tables import size
+
+    with console.display() as shown:
+        sizes = action(folder, output, force, lambda done, total: shown.begin(done, total, name))
+    before, after = sizes["before"], sizes["after"]
+    share = f"{100 * after / before:.1f} %"
+    console.out.print(
+        f"{size(before)} in {folder}, {size(after)} in [bold]{output}[/bold]: {share}",
+        highlight=False,
+        soft_wrap=True,
+    )

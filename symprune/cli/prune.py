@@ -1,0 +1,174 @@
+"""The commands that change a model: prune, refine, sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from symprune.cli import console
+from symprune.cli import options as o
+from symprune.cli.groups import Choosing, Loading, Refining, Running, expand
+
+
+@expand
+def prune(
+    model: o.Model,
+    *,
+    choosing: Choosing,
+    calibration: o.Calibration = None,
+    nsamples: o.NSamples = None,
+    seqlen: o.SeqLen = None,
+    seed: o.Seed = None,
+    bos: o.Bos = None,
+    refine: Annotated[
+        str | None,
+        typer.Option(help="swap, dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
+    ] = None,
+    max_swaps: o.MaxSwaps = None,
+    refining: Refining,
+    update: o.UpdateName = None,
+    update_iters: o.UpdateIters = None,
+    rounds: o.Rounds = None,
+    allocate: o.Allocate = None,
+    spread: o.Spread = None,
+    running: Running,
+    loading: Loading,
+) -> None:
+    """Make a model sparse and show its perplexity before and after.
+
+    [bold]Examples[/bold]
+
+      symprune prune --model llama2-7b --sparsity 0.5
+
+      symprune prune --model ./my-model --method wanda --pattern 2:4 --calibration builtin
+
+      symprune prune --model llama3-8b --sparsity 0.6 --refine r2-dsnot --report-error
+    """
+    from symprune.jobs import pruning
+
+    chosen = choosing.build(
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
+    )
+    steps = refining.given() | o.given(max_swaps=max_swaps)
+    chosen = o.with_step(chosen, "refine", refine, steps)
+    chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
+    chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
+    job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
+    _do(job, running.json_file)
+
+
+@expand
+def refine_masks(
+    model: o.Model,
+    *,
+    masks: Annotated[
+        Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
+    ],
+    refine: Annotated[str, typer.Option(help="dsnot, r2-dsnot or swap.")] = "dsnot",
+    max_swaps: o.MaxSwaps = None,
+    refining: Refining,
+    update: o.UpdateName = None,
+    update_iters: o.UpdateIters = None,
+    calibration: o.Calibration = None,
+    nsamples: o.NSamples = None,
+    seqlen: o.SeqLen = None,
+    seed: o.Seed = None,
+    bos: o.Bos = None,
+    token_limit: o.TokenLimit = None,
+    running: Running,
+    loading: Loading,
+) -> None:
+    """Refine saved masks of a dense model, without training.
+
+    MODEL is the dense model the masks belong to; method, pattern and calibration are those of the
+    run that made the masks, unless given here. What else that run did to reach them is not done
+    again: without --update the kept weights are the dense model's.
+    """
+    from symprune.jobs import pruning
+
+    changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos)
+    made = pruning.recipe_of(masks)
+    chosen = made.with_changes(refine=None, update=None, allocate=None, **changes)
+    chosen = o.with_token_limit(chosen, token_limit)
+    steps = refining.given() | o.given(max_swaps=max_swaps)
+    chosen = o.with_step(chosen, "refine", refine, steps)
+    fitting = o.given(iters=update_iters, select=False if update == "sparsegpt" else None)
+    chosen = o.with_step(chosen, "update", update, fitting)
+    settings = {**running.settings(), "access": loading.access()}
+    job = pruning.Job(model, chosen, masks=masks, **settings)
+    if job.output is None:
+        job = replace(job, output=Path(f"{job.folder}-{refine}"))
+    _do(job, running.json_file)
+
+
+def _do(job: Any, json_file: Path | None) -> None:
+    from symprune.eval import tables
+    from symprune.jobs import pruning
+    from symprune.machine import distributed
+
+    console.prepare_libraries()
+    with console.display(distributed.is_first()) as shown:
+        record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
+    distributed.stop()
+    if not distributed.is_first():
+        return
+    console.out.print(tables.by_kind(record["layers"]))
+    if job.report_error:
+        console.out.print(tables.errors_by_kind(record["layers"]))
+    console.out.print(tables.summary(record))
+    console.notes(record["notes"])
+    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    o.write_json(json_file, record)
+
+
+@expand
+def sweep(
+    model: o.Model,
+    *,
+    grid: Annotated[
+        Path,
+        typer.Option(
+            help="YAML: lists of methods, sparsities, patterns, groups, alphas, betas, seeds and "
+            "refinements; nsamples, seqlen, calibration, bos, eval_data and eval_windows for all."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Results, one JSON line per cell; resumes.")
+    ] = Path("sweep.jsonl"),
+    dtype: o.Dtype = "auto",
+    compute_dtype: o.ComputeDtype = "auto",
+    device: o.Device = "auto",
+    loading: Loading,
+) -> None:
+    """Prune a model in many ways and compare; finished cells are never done twice.
+
+    [bold]Example grid[/bold]
+
+      methods: \\[wanda, ria, {name: stochria, beta: 0.1}]
+
+      sparsities: \\[0.5, 0.6]
+
+      patterns: \\["2:4"]
+
+      refinements: \\[null, dsnot, {name: r2-dsnot, layers: all}]
+    """
+    from symprune.eval import tables
+    from symprune.jobs.sweep import Grid, Sweep, over_seeds
+    from symprune.models import hub
+
+    chosen = Grid.load(grid)
+    chosen.recipes()
+    console.prepare_libraries()
+    with console.display() as shown:
+        shown.tell(f"Loading {model}")
+        origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
+        loaded, stored = hub.load_computing(origin, dtype, where, compute_dtype)
+        tokenizer = hub.load_tokenizer(origin)
+        name = f"{model}@{loading.revision}" if loading.revision else model
+        job = Sweep(loaded, tokenizer, name, chosen, output, stored)
+        results = job.run(shown.watch, shown.watch_eval, shown.begin)
+    console.out.print(tables.sweep(over_seeds(results)))
+    console.out.print(f"{len(results)} cells in [bold]{output}[/bold]", soft_wrap=True)

@@ -1,0 +1,82 @@
+"""How the walk gets at a model's blocks: one at a time, in order, each entered and left once.
+
+`Blocks` is a model that is in memory as a whole, where there is nothing to fetch. `stream` has one
+that reads a block from disk when it is entered and has written it when it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from symprune.engine import forward
+from symprune.maskset import MaskSet
+from symprune.models.layout import Layout
+
+if TYPE_CHECKING:
+    from symprune.engine.walk import Report
+
+
+class Blocks:
+    """The blocks of a model in memory.
+
+    embedded is what `walk.embed` made of the tokens, for callers that prune again and again. stored
+    is the type weights will be written in, if not the one they are computed in. at_once samples
+    pass a block together.
+    """
+
+    in_memory = True
+
+    def __init__(
+        self,
+        layout: Layout,
+        embedded: forward.Activations | None = None,
+        stored: torch.dtype | None = None,
+        at_once: int = 1,
+    ) -> None:
+        self.layout = layout
+        self.embedded = embedded
+        self.stored = stored
+        self.at_once = at_once
+
+    def __len__(self) -> int:
+        return len(self.layout.blocks)
+
+    def begin(
+        self, tokens: Tensor | None, report: Report, tick: forward.Tick
+    ) -> tuple[int, forward.Activations | None]:
+        """The first block to prune, and the hidden states in front of it (None without tokens).
+
+        Blocks before the first were finished by an earlier run; what it did is put into `report`.
+        """
+        if tokens is None:
+            return 0, None
+        if self.embedded is not None:
+            activations = self.embedded.only(range(len(tokens)))
+            activations.hidden = activations.hidden.clone()
+            return 0, activations
+        return 0, forward.embed(self.layout, tokens, tick, at_once=self.at_once)
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """A block whose weights are there as long as the context lasts."""
+        yield self.layout.blocks[index]
+
+    def finish(
+        self,
+        index: int,
+        report: Report,
+        kept: MaskSet,
+        activations: forward.Activations | None,
+    ) -> None:
+        """The block, still entered, is done: `kept` are its masks by parameter name."""
+        report.masks.update(kept)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()`, a value that JSON can hold, made only once for a run however often it is
+        interrupted."""
+        return make()

@@ -1,0 +1,222 @@
+"""Measuring a block while it is dense: what goes into its matrices, and what comes out of them.
+
+Products are recognised by the weight's address and shape, so plain layers, `Conv1D`, experts'
+slices and weights that stand first are one case. A matrix that no product was seen of, or whose
+output picks experts, is known by that afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from symprune.engine.forward import Activations, Tick
+from symprune.engine.trace import Trace
+from symprune.models.matrices import ROUTER_NAMES, Matrix
+from symprune.stats import SQUARE, ChannelStats, Needs, limited
+
+# function -> where its two factors stand among its arguments
+_PRODUCTS: dict[Any, tuple[int, int]] = {
+    F.linear: (0, 1),
+    torch.addmm: (1, 2),
+    torch.baddbmm: (1, 2),
+    **dict.fromkeys((torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm), (0, 1)),
+    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), (0, 1)),
+}
+
+
+class Collector(TorchFunctionMode):
+    """Measures the inputs (and outputs) of a block's matrices as its forward multiplies with them.
+
+    Matrices that are given the same tensor (q/k/v, gate/up) share one object. `choosing` are the
+    matrices whose output decided what is computed next, `unknown` the parameters that stood in a
+    product and are none of the matrices.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[Matrix] = (),
+        needs: Needs | None = None,
+        gram_device: str = "auto",
+        block: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.needs = needs or Needs()
+        self.gram_device = gram_device
+        matrices = list(matrices)
+        self.matrices = {matrix.weight.data_ptr(): matrix for matrix in matrices}
+        self.device = next((m.parameter.device for m in matrices), torch.device("cpu"))
+        self.inputs: dict[str, ChannelStats] = {}
+        self.outputs: dict[str, ChannelStats] = {}
+        self.choosing: set[str] = set()
+        self.unknown: set[str] = set()
+        self.separable = True  # whether samples that pass together can be told apart everywhere
+        self._others = _other_factors(block, matrices) if block is not None else {}
+        self._fed: list[tuple[Tensor, ChannelStats]] = []
+        self._trace = Trace()
+
+    def next_sample(self) -> None:
+        self._fed.clear()
+
+    def stop_tracing(self) -> None:
+        """What picks experts is known after one sample."""
+        choosing = self._trace.choosing
+        matrices = self.matrices.values()
+        self.choosing |= {matrix.name for matrix in matrices if id(matrix.parameter) in choosing}
+        self.unknown -= {self._others.get(parameter, "") for parameter in choosing}
+        self._trace.stop()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        place = _PRODUCTS.get(func)
+        factors: tuple[Tensor, ...] = ()
+        if place is not None and len(args) > place[1]:
+            factors = args[place[0]], args[place[1]]
+            self._product(*factors, result, func is F.linear)
+        if self._trace.going:
+            weights = self._trace.follow(func, factors, (args, kwargs), result)
+            self.unknown |= {self._others[w] for w in weights if w in self._others}
+        return result
+
+    def _product(self, left: Tensor, right: Tensor, result: Tensor, linear: bool) -> None:
+        """Record a product with a matrix on either side."""
+        weight = right.mT if linear else right
+        found = list(self._parts(left, weight, result))
+        if not found and left.dim() > 1 and right.dim() > 1:
+            found = list(self._parts(right.mT, left.mT, result.mT))
+        with torch._C.DisableTorchFunction():
+            for matrix, x, y in found:
+                self._record(matrix, x, y)
+
+    def _parts(
+        self, x: Tensor, weight: Tensor, y: Tensor
+    ) -> Iterator[tuple[Matrix, Tensor, Tensor]]:
+        """The matrices in x @ weight with their inputs and outputs: one, or one of each piece."""
+        if weight.dim() == 2:
+            matrix = self._known(weight)
+            if matrix is not None:
+                yield matrix, x, y
+        elif weight.dim() == 3 and x.dim() == 3:
+            for number, piece in enumerate(weight):
+                matrix = self._known(piece)
+                if matrix is not None:
+                    # A token that is not for this expert stands as zeros in its place.
+                    there = x[number].any(1)
+                    yield matrix, x[number][there], y[number][there]
+
+    def _known(self, weight: Tensor) -> Matrix | None:
+        """The matrix this factor, `[in, out]`, is, if it is one as a whole."""
+        matrix = self.matrices.get(weight.data_ptr())
+        if matrix is not None:
+            mine = matrix.weight.mT
+            if mine.shape == weight.shape and _strides(mine) == _strides(weight):
+                return matrix
+        return None
+
+    def _record(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
+        if x.numel() == 0:
+            return
+        self.separable = self.separable and x.dim() > 2
+        if self.needs.inputs:
+            stats = self.inputs.get(matrix.name)
+            if stats is None:
+                stats = next((s for tensor, s in self._fed if tensor is x), None)
+                if stats is None:
+                    collect = self.needs.inputs
+                    stats = ChannelStats(x.shape[-1], collect, x.device, self.gram_device)
+                self.inputs[matrix.name] = stats
+            if all(s is not stats or tensor is not x for tensor, s in self._fed):
+                stats.add(self._measured(x))
+                self._fed.append((x, stats))
+        if self.needs.outputs:
+            if matrix.name not in self.outputs:
+                out = ChannelStats(y.shape[-1], self.needs.outputs, y.device)
+                self.outputs[matrix.name] = out
+            self.outputs[matrix.name].add(self._measured(y))
+
+    def _measured(self, x: Tensor) -> Tensor:
+        """`[samples, tokens, channels]`, with no token longer than it may be."""
+        if x.dim() > 3:
+            x = x.reshape(x.shape[0], -1, x.shape[-1])
+        limit = self.needs.token_limit
+        return x if limit is None else limited(x, limit)
+
+
+def _other_factors(block: nn.Module, matrices: list[Matrix]) -> dict[int, str]:
+    """The parameters, by identity, that may stand in a product and are neither a matrix nor part of
+    a layer that is left dense on purpose."""
+    known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.modules.conv._ConvNd)
+    found = {id(matrix.parameter) for matrix in matrices}
+    return {
+        id(parameter): f"{path}.{leaf}"
+        for path, module in block.named_modules()
+        if not isinstance(module, known) and not set(path.split(".")) & set(ROUTER_NAMES)
+        for leaf, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 1 and id(parameter) not in found
+    }
+
+
+def _strides(matrix: Tensor) -> list[int]:
+    """How far apart neighbours lie, where there are any."""
+    return [s for s, size in zip(matrix.stride(), matrix.shape, strict=True) if size > 1]
+
+
+def collect(
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    matrices: list[Matrix],
+    needs: Needs,
+    tick: Tick = lambda _: None,
+    samples: range | None = None,
+    gram_device: str = "auto",
+    advance: bool = False,
+) -> Collector:
+    """Run a block over the samples, measuring what goes into and out of its matrices.
+
+    With advance, its outputs become the hidden states: for a block that will stay as it is. The
+    first sample passes alone and shows whether samples that pass together could be told apart.
+    """
+    collector = Collector(matrices, needs, gram_device, block)
+
+    def pass_through(some: range) -> None:
+        collector.next_sample()
+        with collector:
+            output = activations.run(index, block, some)
+        if advance:
+            activations.replace(some, output)
+        tick(some[-1])
+
+    samples = range(len(activations)) if samples is None else samples
+    if samples:
+        pass_through(samples[:1])
+    collector.stop_tracing()
+    others = samples[1:]
+    for some in activations.batches(others) if collector.separable else _one_by_one(others):
+        pass_through(some)
+    collector.next_sample()  # lets go of the last one's tensors
+    return collector
+
+
+def _one_by_one(samples: range) -> Iterator[range]:
+    return (range(sample, sample + 1) for sample in samples)
+
+
+def distinct_inputs(
+    activations: Activations, index: int, block: nn.Module, matrices: list[Matrix]
+) -> list[int]:
+    """The widths of the inputs a block's matrices are given; a shared input counts once."""
+    inputs = Needs(frozenset({SQUARE}))
+    found = collect(activations, index, block, matrices, inputs, samples=range(1))
+    return [stats.channels for stats in {id(s): s for s in found.inputs.values()}.values()]

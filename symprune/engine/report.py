@@ -1,0 +1,126 @@
+"""What a run did: per layer, in total, and the masks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from symprune.engine.bos import Bos
+from symprune.maskset import MaskSet
+from symprune.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What happened to one matrix; dense says why it was not pruned, where it was not."""
+
+    name: str
+    kind: str
+    part: str
+    rows: int
+    columns: int
+    removed: int
+    tokens: int
+    figures: dict[str, float] = field(default_factory=dict)
+    dense: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def sparsity(self) -> float:
+        return self.removed / self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: value for name, value in asdict(self).items() if name != "figures"}
+        if not self.dense:
+            del plain["dense"]
+        return {**plain, "sparsity": self.sparsity, **self.figures}
+
+
+@dataclass
+class Report:
+    """What a run did: per layer, in total, and the masks."""
+
+    recipe: Recipe
+    seqlen: int
+    layers: list[LayerReport] = field(default_factory=list)
+    masks: MaskSet = field(default_factory=MaskSet)
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_memory: int = 0
+    parameters: int = 0
+    notes: list[str] = field(default_factory=list)
+    bos: Bos | None = None
+
+    @property
+    def prunable(self) -> int:
+        return sum(layer.size for layer in self.layers)
+
+    @property
+    def removed(self) -> int:
+        return sum(layer.removed for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the prunable weights that went."""
+        return self.removed / self.prunable if self.prunable else 0.0
+
+    def by_kind(self) -> dict[str, tuple[int, int]]:
+        """kind -> (removed, size)"""
+        totals: dict[str, tuple[int, int]] = {}
+        for layer in self.layers:
+            removed, size = totals.get(layer.kind, (0, 0))
+            totals[layer.kind] = (removed + layer.removed, size + layer.size)
+        return totals
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.to_dict(),
+            "seqlen": self.seqlen,
+            "bos": self.bos.to_dict() if self.bos else None,
+            "sparsity": self.sparsity,
+            "prunable": self.prunable,
+            "removed": self.removed,
+            "parameters": self.parameters,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_memory,
+            "notes": self.notes,
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+
+
+def left_dense(layers: list[LayerReport]) -> list[str]:
+    """A sentence for every reason matrices stayed dense, with their number by kind."""
+    reasons: dict[str, Counter[str]] = {}
+    for layer in layers:
+        if layer.dense:
+            reasons.setdefault(layer.dense, Counter())[layer.kind] += 1
+    return [
+        f"Left dense, {why}: {', '.join(f'{n} x {kind}' for kind, n in sorted(kinds.items()))}."
+        for why, kinds in reasons.items()
+    ]
+
+
+def warnings(layers: list[LayerReport]) -> list[str]:
+    """A sentence when steps that fit the calibration data made things worse on other tokens."""
+    known = [layer for layer in layers if "held_out_error" in layer.figures]
+    worse = [
+        layer
+        for layer in known
+        if layer.figures["held_out_error"] > layer.figures["held_out_error_base"]
+    ]
+    if not worse:
+        return []
+
+    def rise(layer: LayerReport) -> float:
+        return layer.figures["held_out_error"] - layer.figures["held_out_error_base"]
+
+    most = max(worse, key=rise)
+    before, after = (most.figures[name] for name in ("held_out_error_base", "held_out_error"))
+    return [
+        f"On held-out tokens the error of {len(worse)} of {len(known)} matrices is larger than "
+        f"with the base mask alone, most in {most.name} ({before:.3g} -> {after:.3g}): the "
+        "calibration set is too small for this recipe."
+    ]

@@ -1,0 +1,423 @@
+"""The walk over a model: block by block, collect -> score -> mask -> apply -> pass on (thesis
+6.3-6.4).
+
+A block is entered once. Its statistics are collected while it is still dense, on inputs that come
+from the already pruned blocks before it; then it is pruned and run again for the next block's
+inputs. Memory beyond the model is one block's temporaries and one copy of the hidden states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symprune import masks
+from symprune.allocate import budget
+from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
+from symprune.engine import bos, decide, forward
+from symprune.engine.blocks import Blocks
+from symprune.engine.bos import Bos
+from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.report import LayerReport, Report, left_dense, warnings
+from symprune.errors import HalfPrunedError, SympruneError
+from symprune.machine import distributed, host, memory
+from symprune.maskset import MaskSet
+from symprune.models.hub import max_length
+from symprune.models.layout import Layout, device_of, find_layout
+from symprune.models.matrices import Matrix, kind_of
+from symprune.models.support import check_supported
+from symprune.recipe import Recipe
+from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
+from symprune.validation import check_choice
+
+Watch = Callable[[str, int, int, int, int, str], None]
+"""watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
+samples, or, in the stage `mask`, matrices: then `layer` is the name of the next."""
+GRAM_DEVICES = ("auto", "cpu", "disk")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the walk is to do, fixed before it starts."""
+
+    recipe: Recipe
+    needs: Needs
+    report_error: bool = False
+    base: MaskSet | None = None
+    gram_device: str = "auto"
+    held_out: int | None = None  # samples of this process; None: nobody watches
+    removed: Mapping[str, int] = field(default_factory=dict)
+    stored: torch.dtype | None = None  # what updated weights are rounded to
+
+
+def prune(
+    model: nn.Module,
+    data: Any,
+    recipe: Recipe | None = None,
+    watch: Watch = lambda *_: None,
+    report_error: bool = False,
+    base: MaskSet | None = None,
+    blocks: Blocks | None = None,
+    held_out: Tensor | None = None,
+    gram_device: str = "auto",
+    tell: Callable[[str], None] = lambda _: None,
+    batch_size: int | None = None,
+) -> Report:
+    """Prune `model` in place and say what was done.
+
+    data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
+    themselves, `[samples, length]`, to which nothing is added. report_error also measures every
+    layer's reconstruction error. base are masks made earlier, to be refined instead of made.
+    blocks says where the blocks are, if not in memory, and what else is known of them. held_out are
+    more tokens, which decide nothing: steps that fit the calibration data are watched on them.
+    gram_device is where Gram matrices are kept: with their layer (auto), `cpu` or `disk`.
+    batch_size is how many samples pass a block together; by default one on a CPU, so that not a bit
+    depends on it, and what an accelerator has room for (`memory.batch_size`). In a
+    torch.distributed process group the samples are divided among the processes. The model is
+    computed in the type it has: on a CPU that is slow in it, `model.float()` first.
+
+    A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
+    would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
+    """
+    recipe = recipe or Recipe()
+    needs = decide.needs(recipe, report_error)
+    check_supported(getattr(model, "config", None))
+    layout = find_layout(model) if blocks is None else blocks.layout
+    check_pattern(layout, recipe)
+    check_choice("gram_device", gram_device, GRAM_DEVICES)
+    if base is not None:
+        _check_can_start_from_masks(recipe)
+    tokens, held_out, notes, found = _tokens(model, data, held_out, recipe, needs)
+    report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
+    report.parameters = layout.weights
+    plan = Plan(recipe, needs, report_error, base, gram_device)
+    with forward.ready(model):
+        tokens = distributed.share(tokens)
+        if blocks is None:
+            embeddings = model.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+            room = (device_of(model), tokens.shape[1], embeddings.shape[1], embeddings.dtype)
+            blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
+        plan = replace(plan, stored=blocks.stored)
+        if recipe.allocation is not None:
+            with _timed(report, "allocate"):
+                counts = blocks.once(
+                    "allocation", lambda: _allocation(layout, blocks, tokens, recipe, watch)
+                )
+            plan = replace(plan, removed=counts)
+        if needs.gram and held_out is not None:
+            held_out = distributed.share(held_out, every=False)
+            plan = replace(plan, held_out=len(held_out))
+            tokens = torch.cat([tokens, held_out.to(tokens.device)])
+        with _half_pruned(layout, report) if blocks.in_memory else nullcontext():
+            _walk(layout, blocks, tokens, report, plan, watch, tell)
+    report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
+    report.peak_memory = memory.peak()
+    return report
+
+
+def _tokens(
+    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: Needs
+) -> tuple[Tensor, Tensor | None, list[str], Bos | None]:
+    if isinstance(data, Tensor):
+        if data.dim() != 2 or data.numel() == 0:
+            raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
+        if held_out is not None and held_out.shape[1:] != data.shape[1:]:
+            raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
+        return data, held_out, [], None
+    if not reads_text(recipe, needs):
+        return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, [], None
+    seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
+    tokens, held_out = draw_tokens(data, recipe, needs, seqlen)
+    found = bos.decide(recipe.bos, data, model.config, bos.in_memory(model))
+    tokens = begin_with(tokens, found.token)
+    held_out = None if held_out is None else begin_with(held_out, found.token)
+    return tokens, held_out, [*notes, *found.notes], found
+
+
+def reads_text(recipe: Recipe, needs: Needs) -> bool:
+    """Whether calibration text has a say: in the masks, or in how much each layer gives."""
+    return bool(needs) or recipe.allocation is not None
+
+
+def draw_tokens(
+    tokenizer: Any, recipe: Recipe, needs: Needs, seqlen: int
+) -> tuple[Tensor, Tensor | None]:
+    """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
+    settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
+    tokens = calibration_tokens(*settings)
+    return tokens, held_out_tokens(*settings) if needs.gram else None
+
+
+def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:
+    """The sequence length the model can take, and a note when that is less than was asked for."""
+    limit = max_length(config)
+    if limit is None or seqlen <= limit:
+        return seqlen, []
+    return limit, [f"The model supports {limit} positions: seqlen is {limit}, not {seqlen}."]
+
+
+def _check_can_start_from_masks(recipe: Recipe) -> None:
+    update = recipe.weight_update
+    if update is not None and update.finds_mask:
+        raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
+    if recipe.allocation is not None:
+        raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
+
+
+def check_pattern(layout: Layout, recipe: Recipe) -> None:
+    """Fail before any work when an N:M pattern does not fit a layer."""
+    if recipe.n_of_m is None:
+        return
+    for matrix in layout.all_matrices():
+        if matrix.weight.shape[1] % recipe.n_of_m.m:
+            raise SympruneError(
+                f"Pattern {recipe.pattern} does not divide the {matrix.weight.shape[1]} input "
+                f"channels of {matrix.name}."
+            )
+
+
+def _walk(
+    layout: Layout,
+    blocks: Blocks,
+    tokens: Tensor,
+    report: Report,
+    plan: Plan,
+    watch: Watch,
+    tell: Callable[[str], None],
+) -> None:
+    """tokens are this process's: calibration samples, then plan.held_out others."""
+    count, samples = len(blocks), len(tokens)
+
+    def ticker(stage: str, index: int) -> forward.Tick:
+        return lambda done: watch(stage, index, count, done, samples, "")
+
+    with _timed(report, "embed"):
+        begin = tokens if plan.needs else None
+        first, activations = blocks.begin(begin, report, ticker("embed", 0))
+
+    def visit(index: int, block: nn.Module) -> None:
+        """A function, so that nothing of a block is still held when the next one is entered."""
+        found = layout.matrices(index)
+        measured = watched = Collector()
+        if activations is not None:
+            with _timed(report, "collect"):
+                if plan.needs.gram and index == first:
+                    tell(_gram_memory(activations, index, block, found, plan))
+                tick = ticker("collect", index)
+                measured, watched = _collect(activations, index, block, found, plan, tick)
+        with _timed(report, "mask"):
+            kept = prune_block(
+                found,
+                measured,
+                report,
+                plan,
+                watched,
+                lambda n: watch("mask", index, count, n, len(found), found[n].name),
+            )
+        if activations is not None and index + 1 < count:
+            with _timed(report, "advance"):
+                activations.advance(index, block, ticker("advance", index))
+        with _timed(report, "keep"):
+            blocks.finish(index, report, kept, activations)
+
+    for index in range(first, count):
+        with blocks.block(index) as block:
+            visit(index, block)
+        watch("done", index, count, samples, samples, "")
+
+
+@contextmanager
+def _half_pruned(layout: Layout, report: Report) -> Iterator[None]:
+    """An error says how much of the model is pruned already; the last block may be so in part."""
+    try:
+        yield
+    except SympruneError as error:
+        pruned, count = {layer.name for layer in report.layers}, len(layout.blocks)
+        blocks = sum(
+            any(matrix.name in pruned for matrix in layout.matrices(index))
+            for index in range(count)
+        )
+        if not blocks:
+            raise
+        raise HalfPrunedError(
+            f"{error} {blocks} of {count} blocks of the model in memory are already pruned; load "
+            "it again."
+        ) from error
+
+
+def _collect(
+    activations: forward.Activations,
+    index: int,
+    block: nn.Module,
+    found: list[Matrix],
+    plan: Plan,
+    tick: forward.Tick,
+) -> tuple[Collector, Collector]:
+    """The statistics of a block on all processes' calibration samples and, where somebody watches,
+    on the held-out ones."""
+    settings, held_out = (activations, index, block, found), plan.held_out
+    calibrating = len(activations) - (held_out or 0)
+    measured = collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
+    distributed.reduce(measured)
+    watched = Collector()
+    if held_out is not None:
+        watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
+        others = range(calibrating, len(activations))
+        watched = collect(*settings, watching, tick, others, plan.gram_device)
+        distributed.reduce(watched)
+    return measured, watched
+
+
+def _gram_memory(
+    activations: forward.Activations, index: int, block: nn.Module, found: list[Matrix], plan: Plan
+) -> str:
+    """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
+    widths = distinct_inputs(activations, index, block, found)
+    needed = sum(4 * width * width for width in widths) * (1 if plan.held_out is None else 2)
+    where = "disk" if plan.gram_device == "disk" else "memory"
+    device = device_of(block) if plan.gram_device == "auto" else torch.device("cpu")
+    free = memory.free(device)
+    if where == "memory" and needed > free:
+        elsewhere = "disk" if device.type == "cpu" else "cpu or disk"
+        raise SympruneError(
+            f"The Gram matrices of a block need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+            f"free; pass --gram-device {elsewhere}."
+        )
+    return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
+
+
+def prune_block(
+    found: list[Matrix],
+    measured: Collector,
+    report: Report,
+    plan: Plan,
+    watched: Collector | None = None,
+    tick: forward.Tick = lambda _: None,
+) -> MaskSet:
+    """Make and apply the masks of a block; the pieces of a parameter share its mask.
+
+    measured decides, wherever it was measured; watched are statistics of held-out tokens.
+    """
+    weights = {matrix.name: matrix.weight for matrix in found}
+    decide.check_finite(weights, measured.inputs, measured.outputs)
+    kept, fused, before = MaskSet(), dict[str, Tensor](), len(report.layers)
+    removed: list[Tensor] = []
+    watched = watched or Collector()
+    for number, matrix in enumerate(found):
+        tick(number)
+        keep = _prune_matrix(matrix, measured, report, plan, watched)
+        removed.append(keep.numel() - masks.count_true(keep.flatten()))
+        if matrix.piece is None:
+            kept[matrix.parameter_name] = keep.T if matrix.transposed else keep
+            continue
+        if matrix.parameter_name not in fused:
+            fused[matrix.parameter_name] = keep.new_ones(matrix.parameter.shape)
+        matrix.slice_of(fused[matrix.parameter_name]).copy_(keep)
+    for name, keep in fused.items():
+        kept[name] = keep
+    kept.fetch()
+    for number, count in enumerate(host.bring(removed), before):
+        report.layers[number] = replace(report.layers[number], removed=int(count))
+    for kind in sorted({kind_of(name) for name in measured.unknown}):
+        note = f"Left dense, no layer of a known kind: {kind}."
+        if note not in report.notes:
+            report.notes.append(note)
+    return kept
+
+
+def _prune_matrix(
+    matrix: Matrix, measured: Collector, report: Report, plan: Plan, watched: Collector
+) -> Tensor:
+    """Make and apply a matrix's mask, `[out, in]`; how much it removes is reported later. A matrix
+    that must not be pruned keeps everything."""
+    inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
+    weight, tokens = matrix.weight, (inputs or outputs or ChannelStats(0)).tokens
+    rows, columns = weight.shape
+    layer = LayerReport(matrix.name, matrix.kind, matrix.part, rows, columns, 0, tokens)
+    dense = _reason_to_stay_dense(matrix, measured, plan)
+    if dense:
+        report.layers.append(replace(layer, dense=dense))
+        return torch.ones_like(weight, dtype=torch.bool)
+    base = None
+    if plan.base is not None:
+        base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
+    decision = decide.decide(
+        matrix.name,
+        matrix.part,
+        weight,
+        inputs,
+        outputs,
+        plan.recipe,
+        plan.report_error,
+        base=base,
+        removed=plan.removed.get(matrix.name),
+        held_out=watched.inputs.get(matrix.name) if inputs else None,
+    )
+    if decision.weight is not None:
+        # Rounded now: the blocks behind this one are to see the weights that will be written.
+        matrix.weight.copy_(decision.weight.to(plan.stored or weight.dtype))
+    matrix.apply(decision.keep)
+    report.layers.append(replace(layer, figures=decision.figures))
+    return decision.keep
+
+
+def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> str:
+    """Why a matrix is not pruned, in a few words; empty if it is.
+
+    A criterion that looks at activations says nothing about a matrix no token came by, and its
+    magnitudes are not what was asked for.
+    """
+    if matrix.name in measured.choosing:
+        return "their output picks experts or tokens"
+    asked = plan.recipe.criterion.needs
+    unseen = ("input_norm" in asked and matrix.name not in measured.inputs) or (
+        "output_norm" in asked and matrix.name not in measured.outputs
+    )
+    return "no calibration token came by" if unseen and plan.base is None else ""
+
+
+def _allocation(
+    layout: Layout, blocks: Blocks, tokens: Tensor, recipe: Recipe, watch: Watch
+) -> dict[str, int]:
+    """How many weights each matrix loses, from one pass over the dense model."""
+    chosen, count = recipe.allocation, len(blocks)
+    assert chosen is not None
+    _, activations = blocks.begin(tokens, Report(recipe, tokens.shape[1]), lambda _: None)
+    assert activations is not None
+    sparsity, square = recipe.target_sparsity, frozenset({SQUARE})
+    needs = Needs(square, square if chosen.looks_at_outputs else frozenset(), recipe.token_limit)
+    layers = []
+    for index in range(count):
+        with blocks.block(index) as block:
+            found = layout.matrices(index)
+            measured = collect(activations, index, block, found, needs, advance=True)
+            distributed.reduce(measured)
+            for matrix in found:
+                name, weight = matrix.name, matrix.weight
+                rows, columns = weight.shape
+                removed = masks.removed_from(rows, columns, sparsity, recipe.group)
+                layer = budget.Layer(name, index, rows, columns, removed)
+                input_norm = _norm(measured.inputs.get(name), weight[0])
+                output_norm = _norm(measured.outputs.get(name), weight[:, 0])
+                score = weight.float().abs() * input_norm
+                layers.append(chosen.measure(layer, score, output_norm, sparsity))
+        watch("allocate", index, count, len(tokens), len(tokens), "")
+    return chosen(layers, sparsity)
+
+
+def _norm(stats: ChannelStats | None, channels: Tensor) -> Tensor:
+    """The channels' norms; ones when nothing came by, as at an expert that got no token."""
+    return torch.ones_like(channels, dtype=torch.float32) if stats is None else stats.norm
+
+
+@contextmanager
+def _timed(report: Report, stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -1,0 +1,361 @@
+"""One job from a name to a folder: measure, prune, measure, write. What the commands call.
+
+The model stays on disk: it is read, pruned and written block by block (`stream`, `sink`), and a job
+that was interrupted goes on where it was (`resume`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symprune import calibration
+from symprune.checkpoint import output_folder, resume
+from symprune.checkpoint.device_map import place
+from symprune.checkpoint.output_files import Sink, StreamedBlocks
+from symprune.checkpoint.packed import open_shards, weight_files
+from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
+from symprune.checkpoint.tensor_files import Shards
+from symprune.engine import bos, decide, walk
+from symprune.engine.arguments import Allocate
+from symprune.engine.bos import Bos
+from symprune.jobs import streamed_perplexity
+from symprune.jobs.meter import Meter, Show
+from symprune.machine import compute, distributed, memory, offload
+from symprune.masks import find_pattern
+from symprune.maskset import MaskSet
+from symprune.models import hub
+from symprune.recipe import Recipe
+from symprune.validation import check_choice
+
+Tell = Callable[[str], None]
+Tick = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prune command: the recipe, and what is around it."""
+
+    model: str
+    recipe: Recipe
+    output: Path | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    evaluate: bool = True
+    eval_data: str | None = None
+    eval_windows: int | None = None
+    force: bool = False
+    report_error: bool = False
+    masks: Path | None = None
+    restart: bool = False
+    device_map: str | None = None
+    offload: Path | None = None
+    log: Path | None = None
+    gram_device: str = "auto"
+    batch_size: int | None = None
+    access: hub.Access = field(default_factory=hub.Access)
+    compute_dtype: str = "auto"
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path(default_output(self.model, self.recipe))
+
+    @property
+    def held_out(self) -> str:
+        """What perplexity is measured on: WikiText-2, unless the run is meant to need no hub."""
+        return self.eval_data or (
+            "builtin" if self.recipe.calibration == "builtin" else "wikitext2"
+        )
+
+
+def default_output(model: str, recipe: Recipe) -> str:
+    """`smollm2-135m-ria-50` or `smollm2-135m-ria-2of4`, in the current folder."""
+    name = Path(model).name.removesuffix(".gguf")
+    amount = recipe.pattern.replace(":", "of") if recipe.pattern else f"{recipe.sparsity:.0%}"
+    return re.sub(r"[^\w.+-]+", "-", f"{name}-{recipe.method}-{amount.rstrip('%')}")
+
+
+def prune(
+    job: Job,
+    tell: Tell = lambda _: None,
+    show: Show = lambda figures: None,
+    watch_eval: Tick = lambda *_: None,
+) -> dict[str, Any]:
+    """Do the job and return its record; without times it is `symprune.json` in the output folder.
+
+    Whatever can fail cheaply comes first: the output folder, the texts, then the model.
+    """
+    output_folder.check_output(job.folder, job.force)
+    hub.check_dtype(job.dtype)
+    check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
+    origin = hub.resolve(job.model, job.access)
+    memory.return_large_blocks()
+    device = distributed.start(hub.pick_device(job.device))
+    allocate = offload.allocate_in(job.offload) if job.offload else None
+    base = MaskSet.load(job.masks) if job.masks else None
+    config = hub.load_config(origin)
+    version = hub.version_of(origin)
+    seqlen, notes = walk.cap_seqlen(config, job.recipe.seqlen)
+    tell(f"Loading the tokenizer of {job.model}")
+    tokenizer = hub.load_tokenizer(origin)
+    texts = _read(job, tokenizer, seqlen, tell)
+    owner = distributed.rank() == 0
+    meter = Meter(seqlen, job.log if owner else None, show)
+    with resume.workspace(job.folder, job.force, job.restart, owner) as work:
+        computed = compute.pick(job.compute_dtype, _stored(job, origin, config), device)
+        facts = _facts(job, origin, version, computed, texts.data, base, device)
+        if not owner:
+            distributed.wait()
+        progress = resume.Progress.open(work, facts, job.folder, owner)
+        opened = _open(job, origin, computed, device, work, tell)
+        sink = _sink(job, opened, work, progress)
+        if owner:
+            distributed.wait()
+        blocks = StreamedBlocks(opened.streamed, sink, progress, allocate)
+        blocks.at_once = job.batch_size or blocks.once(
+            "batch size", lambda: opened.streamed.batch_size(seqlen)
+        )
+        found = _bos(job, opened.streamed, tokenizer, blocks, texts)
+        texts = texts.begun(found)
+        ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
+        dense = blocks.once(f"dense {ruler}", ruler.measure)
+        tell(_memory(opened.streamed, texts, seqlen))
+        tell(_begins(job, progress, len(blocks)))
+        report = walk.prune(
+            opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
+            blocks=blocks, held_out=texts.watched, gram_device=job.gram_device, tell=tell,
+        )  # fmt: skip
+        report.bos = found
+        said = [*notes, *(found.notes if found else ()), *report.notes]
+        report.notes[:] = list(dict.fromkeys(said))
+        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(sink.pruned()))
+        record = {
+            "model": job.model,
+            "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
+            "revision": version,
+            "description": job.recipe.describe(),
+            **report.to_dict(),
+            "dtype": compute.name_of(opened.streamed.dtype),
+            "compute_dtype": compute.name_of(computed),
+            "device": device.type,
+            "perplexity": _compare(job.held_out, dense, pruned),
+        }
+        if owner:
+            tell(f"Writing {job.folder}")
+            sink.write_rest()
+            output_folder.write_around(
+                sink.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
+            )
+            output_folder.write_record(sink.folder, record)
+    meter.close()
+    distributed.wait()
+    record["output"] = str(job.folder)
+    record["output_bytes"] = output_folder.folder_size(job.folder)
+    return record
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model's folder, its files and the model without weights."""
+
+    folder: Path
+    shards: Shards
+    streamed: StreamedModel
+
+
+def _stored(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
+    """The type of the output's weights."""
+    if origin.gguf_file:
+        return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
+    folder = hub.local_folder(origin)
+    return stored_dtype(job.dtype, config, open_shards(folder) if folder else None)
+
+
+def _open(
+    job: Job,
+    origin: hub.Origin,
+    computed: torch.dtype,
+    device: torch.device,
+    work: Path,
+    tell: Tell,
+) -> _Opened:
+    """The model's safetensors folder; what comes as something else is made one, in memory."""
+    folder = hub.local_folder(origin)
+    if folder is None:
+        folder = work / "dense"
+        if not folder.is_dir() and distributed.rank() == 0:
+            tell(f"Loading {job.model}")
+            new = work / "dense.new"
+            hub.load_model(origin, job.dtype).save_pretrained(new)
+            new.rename(folder)
+    shards = open_shards(folder)
+    config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
+    trusted = job.access.trust_remote_code
+    streamed = StreamedModel(shards, config, job.dtype, device, trusted, computed)
+    if job.device_map is not None:
+        streamed.place(place(streamed, job.device_map))
+    return _Opened(folder, shards, streamed)
+
+
+def _facts(
+    job: Job,
+    origin: hub.Origin,
+    version: str | None,
+    computed: torch.dtype,
+    data: Any,
+    base: MaskSet | None,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Everything the output depends on."""
+    folder = hub.local_folder(origin)
+    names = weight_files(folder) if folder else [origin.gguf_file or "config.json"]
+    files = {}
+    for path in (Path(folder or origin.path) / name for name in names):
+        if path.is_file():
+            about = path.stat()
+            files[path.name] = f"{about.st_size} bytes, changed {about.st_mtime_ns}"
+    return {
+        "model": files or str(origin),
+        "revision": version,
+        "trust_remote_code": job.access.trust_remote_code,
+        "recipe": job.recipe.to_dict(),
+        "calibration tokens": resume.digest(data) if isinstance(data, Tensor) else None,
+        "masks": resume.digest(*(base.bits(name) for name in base)) if base else None,
+        "report_error": job.report_error,
+        "batch_size": job.batch_size,
+        "dtype": job.dtype,
+        "compute_dtype": compute.name_of(computed),
+        "device": device.type,
+        "processes": distributed.size(),
+        "versions": output_folder.versions(),
+    }
+
+
+def _sink(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> Sink:
+    sink = Sink(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
+    walk.check_pattern(opened.streamed.layout, job.recipe)
+    if distributed.rank() == 0 and not (progress.finished and sink.is_there()):
+        output_folder.check_output(job.folder, job.force, needed=sink.size)
+        progress.restart()
+        sink.create()
+    return sink
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What a run reads: tokens to calibrate on (the tokenizer if there are none), others that watch
+    the steps that fit them, one row to measure perplexity on, and the token windows begin with."""
+
+    data: Any
+    watched: Tensor | None = None
+    held_out: Tensor | None = None
+    bos: int | None = None
+
+    def begun(self, found: Bos | None) -> _Texts:
+        """The same with BOS in front of every window, if that was found to be right."""
+        if found is None or found.token is None:
+            return self
+        data, watched = (
+            calibration.begin_with(tokens, found.token) if isinstance(tokens, Tensor) else tokens
+            for tokens in (self.data, self.watched)
+        )
+        return _Texts(data, watched, self.held_out, found.token)
+
+
+def _read(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
+    data, watched, held_out = tokenizer, None, None
+    needs = decide.needs(job.recipe, job.report_error)
+    if walk.reads_text(job.recipe, needs):
+        tell(f"Drawing calibration text from {job.recipe.calibration}")
+        data, watched = walk.draw_tokens(tokenizer, job.recipe, needs, seqlen)
+    if job.evaluate:
+        held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
+    return _Texts(data, watched, held_out)
+
+
+def _bos(
+    job: Job, streamed: StreamedModel, tokenizer: Any, blocks: StreamedBlocks, texts: _Texts
+) -> Bos | None:
+    """Whether windows begin with BOS, decided once for a run; None if there are no windows."""
+    if not isinstance(texts.data, Tensor) and texts.held_out is None:
+        return None
+
+    def decided() -> dict[str, Any]:
+        losses = streamed_perplexity.losses_of(streamed)
+        return bos.decide(job.recipe.bos, tokenizer, streamed.model.config, losses).to_dict()
+
+    return Bos(**blocks.once("bos", decided))
+
+
+def _memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
+    """What type blocks are computed in, and what they and the hidden states take in it."""
+    which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
+    block = max(
+        sum(p.numel() * p.element_size() for p in block.parameters())
+        for block in streamed.layout.blocks
+    )
+    said = f"Computing in {which}: {block / 1e6:,.1f} MB for a block"
+    samples = sum(len(part) for part in (texts.data, texts.watched) if isinstance(part, Tensor))
+    width = streamed.model.get_input_embeddings().weight.shape[1]
+    states = samples // distributed.size() * seqlen * width * streamed.compute.itemsize
+    return f"{said}, {states / 1e6:,.1f} MB for the hidden states" if samples else said
+
+
+def _begins(job: Job, progress: resume.Progress, blocks: int) -> str:
+    if progress.finished:
+        return f"Going on after block {progress.finished} of {blocks}: {job.recipe.describe()}"
+    return f"Pruning: {job.recipe.describe()}"
+
+
+@dataclass(frozen=True)
+class _Ruler:
+    """Measures perplexity before and after, if that is wanted."""
+
+    job: Job
+    streamed: StreamedModel
+    texts: _Texts
+    seqlen: int
+    allocate: Allocate | None
+    tell: Tell
+    tick: Tick
+
+    def __str__(self) -> str:
+        return f"{self.job.held_out} {self.job.eval_windows} {self.texts.held_out is not None}"
+
+    def measure(self, pruned: Shards | None = None) -> dict[str, float] | None:
+        ids = self.texts.held_out
+        if ids is None:
+            return None
+        which = "pruned" if pruned else "dense"
+        self.tell(f"Perplexity of the {which} model on {self.job.held_out}")
+        at_once = streamed_perplexity.windows_at_once(
+            self.streamed, self.seqlen, self.job.recipe.nsamples
+        )
+        return streamed_perplexity.perplexity(
+            self.streamed, ids, self.seqlen, self.job.eval_windows, self.tick, pruned,
+            at_once, self.allocate, self.texts.bos,
+        ).to_dict()  # fmt: skip
+
+
+def recipe_of(masks: Path) -> Recipe:
+    """The recipe behind saved masks: from the record beside them, else what they show."""
+    record = output_folder.read_record(masks if masks.is_dir() else masks.parent)
+    if record is not None:
+        return Recipe.from_dict(record["recipe"])
+    found = MaskSet.load(masks)
+    return Recipe(pattern=find_pattern(found[next(iter(found))]))
+
+
+def _compare(
+    data: str, dense: dict[str, float] | None, pruned: dict[str, float] | None
+) -> list[dict[str, Any]]:
+    if dense is None or pruned is None:
+        return []
+    entry = {"data": data, "dense": dense["perplexity"], "pruned": pruned["perplexity"]}
+    return [{**entry, "windows": pruned["windows"], "seqlen": pruned["seqlen"]}]

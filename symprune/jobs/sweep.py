@@ -1,0 +1,305 @@
+"""Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
+
+A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates
+and allocations; its cells are their combinations. Cells with the same calibration set share its
+tokens and the dense embedding pass. A cell that is in the results file already is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symprune import calibration, scores
+from symprune.engine import bos, decide, forward, walk
+from symprune.engine.blocks import Blocks
+from symprune.engine.bos import Bos
+from symprune.errors import HalfPrunedError, SympruneError
+from symprune.eval.perplexity import perplexity
+from symprune.machine.compute import name_of
+from symprune.models.layout import find_layout
+from symprune.recipe import Recipe
+from symprune.validation import check_names, read_mapping
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The lists that are combined, and the settings all cells share."""
+
+    methods: list[Any] = field(default_factory=lambda: ["ria"])
+    sparsities: list[float] = field(default_factory=list)
+    patterns: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=lambda: ["row"])
+    alphas: list[float] = field(default_factory=list)
+    betas: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    refinements: list[Any] = field(default_factory=lambda: [None])
+    updates: list[Any] = field(default_factory=lambda: [None])
+    allocations: list[Any] = field(default_factory=lambda: [None])
+    token_limits: list[float | None] = field(default_factory=lambda: [None])
+    calibration: str = "c4"
+    nsamples: int = 128
+    seqlen: int = 2048
+    calibration_seed: int | None = None
+    bos: str = "auto"
+    eval_data: str = "wikitext2"
+    eval_windows: int | None = None
+    report_error: bool = False
+
+    @classmethod
+    def load(cls, path: Path) -> Grid:
+        return cls.from_dict(read_mapping(path, "grid"))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Grid:
+        known = {f.name: f for f in fields(cls)}
+        check_names(values, known, "A grid")
+        for name, value in values.items():
+            if str(known[name].type).startswith("list") and not isinstance(value, list):
+                raise SympruneError(f"{name} of a grid is a list, not {value!r}.")
+        return cls(**values)
+
+    def recipes(self) -> list[Recipe]:
+        """Every cell's recipe, once. A parameter goes only to methods that have it."""
+        amounts: list[dict[str, Any]] = [{"sparsity": s} for s in self.sparsities]
+        amounts += [{"pattern": p} for p in self.patterns]
+        unique: dict[str, Recipe] = {}
+        combinations = itertools.product(
+            self.methods,
+            amounts or [{}],
+            self.groups,
+            self.refinements,
+            self.updates,
+            self.allocations,
+            self.token_limits,
+            self.seeds,
+        )
+        for method, amount, group, refine, update, allocate, limit, seed in combinations:
+            named = dict(method) if isinstance(method, Mapping) else {"name": method}
+            name = str(named.pop("name", ""))
+            for params in self._params(name, named):
+                recipe = Recipe(
+                    method=name,
+                    params=params,
+                    **amount,
+                    group="row" if "pattern" in amount else group,
+                    refine=refine,
+                    update=update,
+                    allocate=None if "pattern" in amount else allocate,
+                    token_limit=limit,
+                    calibration=self.calibration,
+                    nsamples=self.nsamples,
+                    seqlen=self.seqlen,
+                    seed=seed,
+                    calibration_seed=self.calibration_seed,
+                    bos=self.bos,
+                )
+                unique.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), recipe)
+        return list(unique.values())
+
+    def _params(self, method: str, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        defaults = scores.get(method).defaults
+        lists = {"alpha": self.alphas, "beta": self.betas}
+        open_lists = {
+            name: values
+            for name, values in lists.items()
+            if values and name in defaults and name not in given
+        }
+        for chosen in itertools.product(*open_lists.values()):
+            yield {**given, **dict(zip(open_lists, chosen, strict=True))}
+
+
+@dataclass
+class Sweep:
+    """A grid on a loaded dense model, which is dense again after every cell. stored is the type its
+    weights would be written in, if not the one they are computed in."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    grid: Grid
+    results: Path
+    stored: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        self._begin = Bos(self.grid.bos, None, "not decided yet")
+        self._embedded: dict[
+            tuple[Any, ...], tuple[Tensor, Tensor | None, forward.Activations]
+        ] = {}
+        self._dense = {
+            id(m.parameter): m.parameter.detach().clone()
+            for m in find_layout(self.model).all_matrices()
+        }
+
+    def run(
+        self,
+        watch: walk.Watch = lambda *_: None,
+        tick: Callable[[int, int], None] = lambda *_: None,
+        begin: Callable[[int, int, str], None] = lambda *_: None,
+        recipes: list[Recipe] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Do what is not done yet; the results of all cells (or of `recipes`), in order."""
+        recipes = self.grid.recipes() if recipes is None else recipes
+        done = read_results(self.results)
+        seqlen, _ = walk.cap_seqlen(self.model.config, self.grid.seqlen)
+        text = calibration.text(self.grid.eval_data, "test")
+        held_out = calibration.encode(self.tokenizer, text)
+        dense: float | None = None
+        for number, recipe in enumerate(recipes):
+            begin(number, len(recipes), recipe.describe())
+            key = self.key(recipe)
+            if key in done:
+                continue
+            if dense is None:
+                self._begin = self._decided()
+                dense = self._perplexity(held_out, seqlen, tick)
+            try:
+                done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+            except HalfPrunedError as error:  # dense again in a moment
+                raise SympruneError(str(error.__cause__)) from error
+            finally:
+                self._restore()
+            append_result(self.results, done[key])
+        begin(len(recipes), len(recipes), "")
+        return [done[self.key(recipe)] for recipe in recipes]
+
+    def key(self, recipe: Recipe) -> str:
+        """What makes two cells the same: model, recipe and how they are measured."""
+        grid = self.grid
+        facts = [self.name, recipe.to_dict(), grid.eval_data, grid.eval_windows, grid.report_error]
+        facts += [str(self.model.dtype), str(self.stored or self.model.dtype)]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _cell(
+        self,
+        key: str,
+        recipe: Recipe,
+        held_out: Tensor,
+        seqlen: int,
+        dense: float,
+        watch: walk.Watch,
+        tick: Callable[[int, int], None],
+    ) -> dict[str, Any]:
+        start = time.perf_counter()
+        embedded = None
+        data: Any = self.tokenizer
+        watched: Tensor | None = None
+        needs = decide.needs(recipe, self.grid.report_error)
+        if walk.reads_text(recipe, needs):
+            data, watched, embedded = self._embed(recipe, seqlen)
+        report = walk.prune(
+            self.model,
+            data,
+            recipe,
+            watch,
+            self.grid.report_error,
+            blocks=Blocks(find_layout(self.model), embedded, self.stored),
+            held_out=watched,
+        )
+        seconds = time.perf_counter() - start
+        result = {
+            "key": key,
+            "model": self.name,
+            "recipe": recipe.to_dict(),
+            "description": recipe.describe(),
+            "data": self.grid.eval_data,
+            "windows": self.grid.eval_windows,
+            "seqlen": seqlen,
+            "bos": self._begin.to_dict(),
+            "compute_dtype": name_of(self.model.dtype),
+            "dense": dense,
+            "perplexity": self._perplexity(held_out, seqlen, tick),
+            "sparsity": report.sparsity,
+            "seconds": round(seconds, 2),
+        }
+        for name in ("relative_error", "held_out_error"):
+            found = [layer.figures[name] for layer in report.layers if name in layer.figures]
+            result |= {name: mean(found)} if found else {}
+        return result
+
+    def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
+        windows, first = self.grid.eval_windows, self._begin.token
+        return perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+
+    def _decided(self) -> Bos:
+        """Whether windows begin with BOS: one answer for all cells, from the dense model."""
+        losses = bos.in_memory(self.model)
+        return bos.decide(self.grid.bos, self.tokenizer, self.model.config, losses)
+
+    def _embed(
+        self, recipe: Recipe, seqlen: int
+    ) -> tuple[Tensor, Tensor | None, forward.Activations]:
+        """Calibration and held-out tokens, and both embedded; only the last set is kept."""
+        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
+        if which not in self._embedded:
+            settings = (
+                recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
+            )  # fmt: skip
+            first = self._begin.token
+            tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
+            watched = calibration.held_out_tokens(*settings)
+            watched = None if watched is None else calibration.begin_with(watched, first)
+            both = tokens if watched is None else torch.cat([tokens, watched])
+            with forward.ready(self.model):
+                embedded = forward.embed(find_layout(self.model), both)
+            self._embedded = {which: (tokens, watched, embedded)}
+        return self._embedded[which]
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for matrix in find_layout(self.model).all_matrices():
+            matrix.parameter.copy_(self._dense[id(matrix.parameter)])
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Finished cells by key; a line cut short by an interruption does not count."""
+    found: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        return found
+    for line in path.read_text().splitlines():
+        try:
+            result = json.loads(line)
+            found[result["key"]] = result
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue
+    return found
+
+
+def append_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Add a line, on disk before the next cell starts, in place of one that was cut short."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.read_bytes() if path.exists() else b""
+        with path.open("ab") as file:
+            file.truncate(whole.rfind(b"\n") + 1)
+            file.write(json.dumps(result).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def over_seeds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per recipe, with mean and standard deviation of the perplexity over its seeds."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        recipe = {k: v for k, v in result["recipe"].items() if "seed" not in k}
+        groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(result)
+    rows = []
+    for cells in groups.values():
+        values = [cell["perplexity"] for cell in cells]
+        spread = stdev(values) if len(values) > 1 else None
+        figures = {"perplexity": mean(values), "deviation": spread, "seeds": len(values)}
+        rows.append({**cells[0], **figures, "seconds": mean(cell["seconds"] for cell in cells)})
+    return rows

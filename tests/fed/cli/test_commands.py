@@ -1,0 +1,176 @@
+"""The command line: runs, lists, compares, resumes, and says what is wrong in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from symprune.errors import SympruneError
+from symprune.fed.algorithms import ALGORITHMS
+from symprune.fed.cli.main import app
+from symprune.fed.compare.plan import read_plan
+from symprune.fed.protocol import options_of
+
+runner = CliRunner()
+
+
+def invoke(*arguments: str) -> str:
+    result = runner.invoke(app, list(arguments), env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> None:
+    text = invoke(
+        *("run", "--algorithm", "sparse-proxskip", "--data", "digits", "--clients", "10"),
+        *("--sparsity", "0.9", "--rounds", "5", "--set", "gamma=0.3", "--set", "p=0.2"),
+        *("--split", "class:2", "--output", str(tmp_path), "--quiet"),
+    )
+    assert "accuracy" in text and "bytes up" in text
+    history = json.loads((tmp_path / "history.json").read_text())["history"]
+    assert [record["round"] for record in history] == [0, 1, 2, 3, 4, 5]
+    weight = load_file(tmp_path / "model.safetensors")["weight"]
+    assert weight.shape == (10, 65) and int((weight != 0).sum()) == 65
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    def history(*arguments: str) -> list[object]:
+        invoke("run", "--algorithm", "fedavg", "--output", str(tmp_path / "o"), *arguments)
+        return json.loads((tmp_path / "o" / "history.json").read_text())["history"]
+
+    file = str(tmp_path / "run.safetensors")
+    history("--rounds", "2", "--checkpoint", file)
+    assert history("--rounds", "4", "--checkpoint", file) == history("--rounds", "4", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def listed() -> str:
+    """What `fed list` prints, in one line per algorithm."""
+    result = runner.invoke(app, ["list"], env={"COLUMNS": "1500"})
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_list_has_every_algorithm_with_its_paper_and_what_it_sends(
+    name: str, listed: str
+) -> None:
+    cls = ALGORITHMS[name]
+    assert f" {name} " in listed
+    assert cls.paper in listed and cls.sends in listed
+    options = ", ".join(options_of(cls))
+    assert options in listed
+
+
+def test_the_list_offers_only_what_a_user_can_choose(listed: str) -> None:
+    words = {word.strip(",│ ") for word in listed.split()}
+    assert not words & {"shapes", "names", "layer_sizes", "layer_ones", "mu"}
+    assert {"sparsity", "compressor", "mask_score", "cohort_size", "gamma"} <= words
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_runs_from_the_command_line_and_resumes(name: str, tmp_path: Path) -> None:
+    def run(rounds: int, *more: str) -> list[dict[str, float]]:
+        invoke(
+            *("run", "--algorithm", name, "--split", "class:2", "--clients", "4", "--quiet"),
+            *("--rounds", str(rounds), "--l2", "0.1", "--output", str(tmp_path), *more),
+        )
+        return json.loads((tmp_path / "history.json").read_text())["history"]
+
+    file = str(tmp_path / "run.safetensors")
+    run(1, "--checkpoint", file)
+    history = run(2, "--checkpoint", file)
+    assert history == run(2)
+    assert [record["round"] for record in history] == [0, 1, 2]
+    assert "accuracy" in history[-1] and "bytes_up" in history[-1]
+
+
+def test_a_comparison_tunes_tabulates_and_plots(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(
+        """
+problem: {data: digits, split: "class:2", clients: 5}
+rounds: 6
+seeds: [0, 1]
+targets: [0.3]
+algorithms:
+  - {algorithm: sparse-proxskip, sparsity: 0.9, p: 0.2, tune: {gamma: [0.3, 0.03]}}
+  - {algorithm: fedavg, label: averaging, gamma: 0.1}
+"""
+    )
+    text = invoke("compare", str(file), "--output", str(tmp_path / "out"))
+    assert "averaging" in text and "kB up to 0.3" in text
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert rows[0]["options"]["gamma"] in (0.3, 0.03)
+    assert (tmp_path / "out" / "accuracy-against-bytes.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (("--algorithm", "fedmagic"), "fedmagic"),
+        (("--algorithm", "gd", "--data", "imagenet"), "imagenet"),
+        (("--algorithm", "gd", "--clients", "5000"), "5000 clients"),
+        (("--algorithm", "gd", "--sparsity", "0.9"), "sparsity"),
+        (("--algorithm", "gd", "--set", "gamma"), "name=value"),
+        (("--algorithm", "gd", "--set", "gamma=fast"), "gamma = 'fast'"),
+        (("--algorithm", "gd", "--set", "gamma=1e35", "--quiet"), "smaller step"),
+        (("--algorithm", "ef-bv", "--compressor", "top-k:9999"), "k = 9999"),
+        (("--algorithm", "fedspa", "--set", "layer_ones=[1, 2]"), "layer_ones from the problem"),
+        (("--algorithm", "gd", "--model", "mlp"), "gd needs gamma"),
+        (("--algorithm", "scafflix", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
+        (("--algorithm", "flix-gd", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
+        (("--algorithm", "gd", "--output", "/dev/null/x"), "/dev/null/x cannot be made"),
+        (("--algorithm", "gd", "--rounds", "1", "--checkpoint", "/dev/null/x"), "be written"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_the_culprit(
+    arguments: tuple[str, ...], culprit: str
+) -> None:
+    with pytest.raises(SympruneError, match=culprit) as caught:
+        invoke("run", *arguments)
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    for text, culprit in (
+        ("rounds: 3", "no list of algorithms"),
+        ("algorithms: [gd]\nturns: 3", "turns"),
+        ("algorithms: [{label: x}]", "without an algorithm"),
+        ("algorithms: [gd]\nproblem: {colour: red}", "colour"),
+        ("algorithms: [{algorithm: gd, speed: 1}]", "speed"),
+        ("algorithms: gd", "no list of algorithms"),
+        ("algorithms: [3]", "without an algorithm: 3"),
+        ("algorithms: [gd]\nrounds: many", "rounds = 'many'"),
+        ("algorithms: [gd]\nseeds: 3", "seeds = 3"),
+        ("algorithms: [gd]\nproblem: [digits]", "problem is no list of settings"),
+        ("algorithms: [{algorithm: gd, tune: {gamma: 0.3}}]", "tune = "),
+        ("algorithms: [{algorithm: gd, tune: {gamma: [0.3, fast]}}]", "gamma = 'fast'"),
+        ("algorithms: [{algorithm: fedp3, shapes: [[1, 2]]}]", "shapes from the problem"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SympruneError, match=culprit):
+            invoke("compare", str(file))
+
+
+def test_a_number_in_a_comparison_file_may_be_written_with_an_exponent(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("algorithms: [{algorithm: gd, tune: {gamma: [1e-3, 2]}}]\nproblem: {l2: 1e-2}")
+    plan = read_plan(file)
+    assert plan.entries[0].tune == {"gamma": [0.001, 2]} and plan.problem == {"l2": 0.01}
+
+
+def test_importing_the_package_brings_in_nothing_heavy() -> None:
+    heavy = "{'flwr', 'transformers', 'matplotlib', 'sklearn', 'datasets'}"
+    code = f"import sys, symprune.fed; print(sorted({heavy} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

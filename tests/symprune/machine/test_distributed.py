@@ -1,0 +1,131 @@
+"""Two real processes that share the calibration samples end where one process ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import families
+import pytest
+import torch
+
+from symprune import Recipe
+from symprune.engine.collect import Collector
+from symprune.errors import SympruneError
+from symprune.jobs import pruning
+from symprune.machine import distributed
+from symprune.stats import SQUARE, ChannelStats
+
+OPTIONS = [
+    "--calibration", __file__, "--nsamples", "5", "--seqlen", "32", "--eval-data", __file__,
+    "--eval-windows", "3", "--device", "cpu",
+]  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--main_process_port", str(free_port()), "-m", "symprune", *map(str, arguments),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
+
+
+@pytest.mark.parametrize("family", ["smollm", "mixtral"])
+def test_two_processes_make_the_files_of_one(family: str, tmp_path: Path) -> None:
+    """To the byte: each sample is summed alone, and the sum over samples is exact in any order."""
+    families.model(family).save_pretrained(tmp_path / "dense")
+    families.tokenizer().save_pretrained(tmp_path / "dense")
+    log = tmp_path / "log.jsonl"
+    done = launch(
+        "prune", "--model", tmp_path / "dense", "--method", "symwanda", "-o", tmp_path / "two",
+        "--log", log, *OPTIONS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Saved to") == 1
+    recipe = Recipe(method="symwanda", calibration=__file__, nsamples=5, seqlen=32)
+    one = pruning.Job(
+        str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", True, __file__, 3
+    )
+    pruning.prune(one)
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["of"] for line in lines if line["stage"] == "collect"} == {3}
+
+
+def test_two_processes_watch_one_held_out_sample_and_share_the_look_at_the_dense_model(
+    tmp_path: Path,
+) -> None:
+    """One of them has no held-out sample: both must still add up together."""
+    families.model().save_pretrained(tmp_path / "dense")
+    families.tokenizer().save_pretrained(tmp_path / "dense")
+    steps = ["--method", "wanda", "--update", "lsq", "--allocate", "owl", "--no-eval"]
+    done = launch("prune", "--model", tmp_path / "dense", *steps, "-o", tmp_path / "two", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    recipe = Recipe(
+        method="wanda", update="lsq", allocate="owl", calibration=__file__, nsamples=5, seqlen=32
+    )
+    one = pruning.Job(str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", False)
+    pruning.prune(one)
+    records = [
+        json.loads((tmp_path / name / "symprune.json").read_text()) for name in ("one", "two")
+    ]
+    for ours, theirs in zip(*(record["layers"] for record in records), strict=True):
+        assert ours["removed"] == theirs["removed"]
+        assert theirs["held_out_error"] == pytest.approx(ours["held_out_error"], rel=1e-3)
+
+
+def test_more_processes_than_samples_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "size", lambda: 4)
+    with pytest.raises(SympruneError, match="3 calibration samples are too few for 4 processes"):
+        distributed.share(families.tokens(3))
+
+
+def test_samples_are_divided_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = families.tokens(7)
+    monkeypatch.setattr(distributed, "size", lambda: 3)
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        shares.append(distributed.share(tokens))
+    assert [len(share) for share in shares] == [3, 2, 2]
+    assert torch.equal(torch.cat(shares), tokens)
+
+
+def test_the_order_of_the_sum_does_not_show_in_the_norms() -> None:
+    """What lets two processes make the masks of one: fp64 sums of fp32 sums."""
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randn(64, 256, generator=generator) * 10**scale for scale in range(-3, 5)]
+    parts = []
+    for order in (range(8), reversed(range(8))):
+        stats = ChannelStats(256, [SQUARE])
+        for number in order:
+            stats.add(samples[number])
+        parts.append(stats.norm)
+    left, right = ChannelStats(256, [SQUARE]), ChannelStats(256, [SQUARE])
+    for number, sample in enumerate(samples):
+        (left if number % 2 else right).add(sample)
+    left.merge(right)
+    assert torch.equal(parts[0], parts[1]) and torch.equal(parts[0], left.norm)
+
+
+def test_one_process_reduces_to_itself() -> None:
+    collector = Collector()
+    distributed.reduce(collector)
+    assert distributed.size() == 1 and distributed.rank() == 0 and distributed.is_first()
