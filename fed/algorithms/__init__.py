@@ -56,9 +56,10 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import walk_packages
 
-from symprune.fed.protocol import ALGORITHMS, Algorithm, build, register
+from symprune.fed.protocol import Algorithm
+from symprune.fed.registry import ALGORITHMS, build, choose, options_of, register
 
 for _module in sorted(module.name for module in walk_packages(__path__, f"{__name__}.")):
     import_module(_module)
 
-__all__ = ["ALGORITHMS", "Algorithm", "build", "register"]
+__all__ = ["ALGORITHMS", "Algorithm", "build", "choose", "options_of", "register"]

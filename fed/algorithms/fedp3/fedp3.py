@@ -17,7 +17,8 @@ from symprune.fed.algorithms.fedp3.layer_subsets import KINDS, aggregate, local_
 from symprune.fed.algorithms.fedp3.own_layers import OwnLayers
 from symprune.fed.algorithms.shared.layer_masks import unpack
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

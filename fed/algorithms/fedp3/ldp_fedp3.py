@@ -18,8 +18,9 @@ from symprune.fed.algorithms.fedp3.permutation_upload import PermutationUpload
 from symprune.fed.algorithms.shared.local_steps import step_size
 from symprune.fed.privacy import closed_form_multiplier, noise_multiplier
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, given, register
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, given
 from symprune.fed.randomness import Stream
+from symprune.fed.registry import register
 
 CALIBRATIONS = ("accountant", "closed-form")
 

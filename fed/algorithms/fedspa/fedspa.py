@@ -26,17 +26,8 @@ from symprune.fed.algorithms.shared.layer_masks import (
     values_on,
 )
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Like,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 SEARCHES = ("dst", "rsm", "score")
 

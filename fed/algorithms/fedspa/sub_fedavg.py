@@ -18,17 +18,8 @@ from symprune.fed.algorithms.fedspa.mask_search import local_scores
 from symprune.fed.algorithms.fedspa.personal_masks import PersonalMasks
 from symprune.fed.algorithms.shared.layer_masks import pack, shrink, unpack
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Like,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

@@ -28,8 +28,8 @@ from symprune.fed.protocol import (
     Turn,
     check,
     filled,
-    register,
 )
+from symprune.fed.registry import register
 
 
 @register

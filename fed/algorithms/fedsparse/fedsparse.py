@@ -23,7 +23,8 @@ from symprune.fed.algorithms.fedsparse.gates import (
 )
 from symprune.fed.algorithms.fedsparse.server_optimizers import ascend, moments
 from symprune.fed.problems.problem import Constants
-from symprune.fed.protocol import Algorithm, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Received, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

@@ -13,7 +13,8 @@ from symprune.fed.algorithms.fedsparse.em import remember
 from symprune.fed.algorithms.fedsparse.fedopt import FedOpt
 from symprune.fed.algorithms.fedsparse.scaffold_variates import ScaffoldVariates
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Message, Received, State, Turn, register
+from symprune.fed.protocol import Message, Received, State, Turn
+from symprune.fed.registry import register
 
 
 @register

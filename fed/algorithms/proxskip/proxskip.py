@@ -15,7 +15,8 @@ from torch import Tensor
 from symprune.fed.algorithms.proxskip.control_variates import ControlVariates, control_variates
 from symprune.fed.algorithms.shared.local_steps import LocalSteps
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Message, Received, Sent, State, Turn, given, register
+from symprune.fed.protocol import Message, Received, Sent, State, Turn, given
+from symprune.fed.registry import register
 
 
 @register

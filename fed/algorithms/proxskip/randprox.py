@@ -15,7 +15,8 @@ from torch import Tensor
 from symprune.fed.algorithms.proxskip.sparse_proxskip import FinalTopK
 from symprune.fed.algorithms.shared.local_steps import soft_threshold
 from symprune.fed.problems.problem import Constants
-from symprune.fed.protocol import Algorithm, check, given, register
+from symprune.fed.protocol import Algorithm, check, given
+from symprune.fed.registry import register
 
 
 @register

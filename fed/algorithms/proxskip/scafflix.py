@@ -30,8 +30,8 @@ from symprune.fed.protocol import (
     check,
     given,
     per_client,
-    register,
 )
+from symprune.fed.registry import register
 
 
 @register

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.proxskip.proxskip import ProxSkip
 from symprune.fed.compressors import top_k
-from symprune.fed.protocol import State, kept, register
+from symprune.fed.protocol import State, kept
+from symprune.fed.registry import register
 
 PAPER = "Prune at the clients, not the server"
 

@@ -23,17 +23,8 @@ from symprune.fed.algorithms.similarity_network.network_lasso import (
     network_lasso_prox,
 )
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    given,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, given
+from symprune.fed.registry import register
 
 
 @register
