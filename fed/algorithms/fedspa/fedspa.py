@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.fedspa.mask_search import GROWTHS, local_scores, search_scores
+from symprune.fed.algorithms.fedspa.local_scores import GROWTHS, local_scores, search_scores
 from symprune.fed.algorithms.fedspa.personal_masks import PersonalMasks
 from symprune.fed.algorithms.shared.layer_masks import (
     best_mask,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.fedsparse.em import server_rate
-from symprune.fed.algorithms.fedsparse.gated import Gated
 from symprune.fed.algorithms.fedsparse.gates import (
+    Gated,
     gate_logit,
     initial_threshold,
     server_directions,
