@@ -11,9 +11,12 @@ from typing import Any
 
 import yaml
 
-from symprune import allocate, masks, refine, scores, update
+from symprune import masks, scores
+from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
-from symprune.validation import check_choice, check_names, read_mapping
+from symprune.refine import Refinement, choose_refinement
+from symprune.update import LeastSquares, Update, choose_update
+from symprune.validation import check_choice, check_names, read_mapping, to_mapping
 
 BOS = ("auto", "always", "never")
 SHIPPED = Path(__file__).parent / "recipes"
@@ -68,9 +71,9 @@ class Recipe:
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
         object.__setattr__(self, "params", scores.get(self.method).check(self.params))
-        object.__setattr__(self, "refine", refine.to_dict(self.refinement))
-        object.__setattr__(self, "update", update.to_dict(self.weight_update))
-        object.__setattr__(self, "allocate", allocate.to_dict(self.allocation))
+        object.__setattr__(self, "refine", to_mapping(self.refinement))
+        object.__setattr__(self, "update", to_mapping(self.weight_update))
+        object.__setattr__(self, "allocate", to_mapping(self.allocation))
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -95,22 +98,22 @@ class Recipe:
         return scores.get(self.method)
 
     @property
-    def refinement(self) -> refine.Refinement | None:
-        return refine.refinement(self.refine)
+    def refinement(self) -> Refinement | None:
+        return choose_refinement(self.refine)
 
     @property
-    def weight_update(self) -> update.Update | None:
-        return update.chosen_update(self.update)
+    def weight_update(self) -> Update | None:
+        return choose_update(self.update)
 
     @property
     def rounds(self) -> int:
         """How often mask and weights are found in turn."""
         chosen = self.weight_update
-        return chosen.rounds if isinstance(chosen, update.LeastSquares) else 1
+        return chosen.rounds if isinstance(chosen, LeastSquares) else 1
 
     @property
-    def allocation(self) -> allocate.Allocation | None:
-        return allocate.chosen_allocation(self.allocate)
+    def allocation(self) -> Allocation | None:
+        return choose_allocation(self.allocate)
 
     @property
     def target_sparsity(self) -> float:

@@ -50,9 +50,11 @@ def choose(what: str, kinds: Mapping[str, type[T]], options: Any) -> T | None:
     return kinds[name](**{key: _cast(name, key, known[key], v) for key, v in given.items()})
 
 
-def written(name: str, chosen: Any) -> dict[str, Any]:
-    """The recipe's way of writing a choice, options that were not given left out."""
-    return {"name": name, **{k: v for k, v in asdict(chosen).items() if v is not None}}
+def to_mapping(chosen: Any) -> dict[str, Any] | None:
+    """What `choose` made, as a recipe writes it; options that were not given are left out."""
+    if chosen is None:
+        return None
+    return {"name": chosen.name, **{k: v for k, v in asdict(chosen).items() if v is not None}}
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
