@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import masks, scores
+from symprune import criteria, masks
 from symprune.engine import forward, walk
 from symprune.engine.collect import distinct_inputs
 from symprune.machine import compute
@@ -92,8 +92,8 @@ def sampling() -> None:
     table = Table("score of 4096 x 11008", "time", "times RIA's")
     for name in ("independent", "shared"):
         full, sampled = best(
-            lambda: scores.get("ria")(weight, norms),
-            lambda name=name: scores.get("stochria")(weight, norms, {"sampling": name}),
+            lambda: criteria.get("ria")(weight, norms),
+            lambda name=name: criteria.get("stochria")(weight, norms, {"sampling": name}),
         )
         table.add_row(f"stochria, {name}", f"{sampled:.2f} s", f"{sampled / full:.2f}")
     table.add_row("ria", f"{full:.2f} s", "1.00")

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from symprune import masks, scores
+from symprune import criteria, masks
 from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
-from symprune.validation import check_choice, check_names, read_mapping, to_mapping
+from symprune.validation import check_choice, check_names, to_mapping
 
 BOS = ("auto", "always", "never")
 SHIPPED = Path(__file__).parent / "recipes"
@@ -70,7 +70,7 @@ class Recipe:
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
-        object.__setattr__(self, "params", scores.get(self.method).check(self.params))
+        object.__setattr__(self, "params", criteria.get(self.method).check(self.params))
         object.__setattr__(self, "refine", to_mapping(self.refinement))
         object.__setattr__(self, "update", to_mapping(self.weight_update))
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
@@ -94,8 +94,8 @@ class Recipe:
         return masks.Pattern.parse(self.pattern) if self.pattern else None
 
     @property
-    def criterion(self) -> scores.Criterion:
-        return scores.get(self.method)
+    def criterion(self) -> criteria.Criterion:
+        return criteria.get(self.method)
 
     @property
     def refinement(self) -> Refinement | None:
@@ -173,6 +173,19 @@ class Recipe:
         if "method" in changes and "params" not in changes and changes["method"] != self.method:
             changes["params"] = {}
         return replace(self, **changes)
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SympruneError(f"{what.capitalize()} {path} is neither YAML nor JSON.") from error
+    if not isinstance(values, dict):
+        raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
+    return values
 
 
 def _plain(value: Any) -> str:

@@ -12,6 +12,7 @@ import typer
 from symprune.cli import options as o
 from symprune.errors import SympruneError
 from symprune.recipe import Recipe
+from symprune.validation import parse_assignments
 
 HUB = "Hub"
 Revision = Annotated[
@@ -68,7 +69,7 @@ class Choosing:
         chosen = chosen.with_changes(**changes)
         chosen = o.with_token_limit(chosen, self.token_limit)
         params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
-        params |= o.assignments(self.set_ or [])
+        params |= parse_assignments(self.set_ or [])
         return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
 
 

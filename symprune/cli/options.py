@@ -349,17 +349,6 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def assignments(texts: list[str]) -> dict[str, str]:
-    """`["a=1"]` -> `{"a": "1"}`"""
-    pairs = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise SympruneError(f"--set {text!r} is not of the form NAME=VALUE.")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
 def with_step(recipe: Recipe, step: str, name: str | None, options: dict[str, Any]) -> Recipe:
     """The recipe with a step (`refine`, `update`, `allocate`), or the one it has with `options`."""
     if name in ("none", "uniform"):

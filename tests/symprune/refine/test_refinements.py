@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from symprune import MaskSet, Recipe, prune
+from symprune.criteria import available
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.refine import REFINEMENTS, choose_refinement
-from symprune.scores import available
 
 
 def test_presets_follow_the_base_method_unless_told() -> None:
@@ -35,7 +35,7 @@ def test_presets_follow_the_base_method_unless_told() -> None:
         ({"name": "dsnot", "layers": "some"}, "layers must be one of attn"),
         ({"name": "dsnot", "accept": "any"}, "accept must be one of"),
         ({"name": "dsnot", "max_cycles": 0}, "max_cycles"),
-        ({"name": "dsnot", "same_sign": "maybe"}, "wrong type"),
+        ({"name": "dsnot", "same_sign": "maybe"}, "same_sign of dsnot cannot be 'maybe'"),
         ({"name": "r2-dsnot", "norm_p": 0.5}, "norm_p"),
         ({"name": "r2-dsnot", "preset": "magnitude"}, "preset must be one of"),
     ],
