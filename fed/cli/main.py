@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from symprune.errors import SympruneError
-from symprune.fed.algorithms import ALGORITHMS
+from symprune.fed.algorithms import ALGORITHMS, choose, options_of
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
 from symprune.fed.compare.plan import read_plan
@@ -19,7 +19,6 @@ from symprune.fed.compare.runs import Line, Setting, run_entry, summary
 from symprune.fed.compare.values import parse_options
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import choose, options_of
 from symprune.fed.simulate import Record, Result, simulate
 
 app = typer.Typer(

@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.algorithms import build
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Algorithm, build
+from symprune.fed.protocol import Algorithm
 from symprune.fed.simulate import DIVERGED, Record, simulate
 
 FALLING = ("loss", "gap", "distance", "gradient_norm", "personal_loss")

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from symprune import criteria
-from symprune.fed.algorithms.fedspa.mask_search import Calibration
+from symprune.fed.algorithms.fedspa.local_scores import Calibration
 from symprune.fed.algorithms.shared.layer_masks import layer_ones
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
 from symprune.fed.problems.problem import Constants, Problem
