@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from symprune.errors import SympruneError
-from symprune.recipe import Recipe
+
+if TYPE_CHECKING:
+    from symprune.recipe import Recipe
 
 Model = Annotated[
     str,
