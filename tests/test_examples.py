@@ -1,4 +1,4 @@
-"""The programs in examples/ run as they stand."""
+"""The programs in examples/ and the code in CONTRIBUTING.md run as they stand."""
 
 from __future__ import annotations
 
@@ -72,3 +72,16 @@ def test_every_example_is_run_here_and_is_short() -> None:
     assert programs.keys() == PROGRAMS.keys()
     lengths = {name: len(path.read_text().splitlines()) for name, path in programs.items()}
     assert max(lengths.values()) < 60, lengths
+
+
+def test_the_code_in_the_contributors_page_runs_and_its_tests_pass() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    tests = {name: test for name, test in names.items() if name.startswith("test_")}
+    assert len(tests) == 4
+    for test in tests.values():
+        assert callable(test)
+        test()
