@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-ria-50
 
-.PHONY: demo test test-processors test-slow test-flower check bench clean
+.PHONY: demo test test-processors test-slow test-flower check bench docs wheel clean
 
 # A real language model, pruned to 50 % on this machine, with its perplexity before and after.
 demo: .venv/.ready
@@ -54,6 +54,17 @@ check: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python scripts/benchmark.py
 
+# The documentation as a site that needs no network: build/site/index.html.
+docs: .venv/.ready
+	$(PIP) -e ".[docs]"
+	$(BIN)/mkdocs build --strict --quiet
+
+# A source archive and a wheel, in dist/.
+wheel: .venv/.ready
+	$(PIP) build
+	rm -rf dist
+	$(BIN)/python -m build
+
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
@@ -62,4 +73,4 @@ bench: .venv/.ready
 	touch $@
 
 clean:
-	rm -rf .venv build out
+	rm -rf .venv build dist out

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
@@ -25,7 +25,6 @@ from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect, merge
 
 Record = dict[str, Any]
-DIVERGED = "take a smaller step size"
 
 
 @dataclass
@@ -155,13 +154,12 @@ class _Engine:
             received = {k: _pick(v, place) for k, v in received.items()}
         client, replies = self._work(client, received, turn, cohort, everyone)
         up = Parcel(replies, len(cohort), reply=True)
-        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}", DIVERGED)
+        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}")
         ledger.up(cohort, up.sizes(), up.bits())
         server = algorithm.server_step(server, self._transport(up), turn.about(cohort))
         if not bool(torch.isfinite(algorithm.model(server)).all()):
-            raise SympruneError(
-                f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite; "
-                f"{DIVERGED}."
+            raise Diverged(
+                f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite"
             )
         return server, client
 
@@ -216,7 +214,7 @@ def _measure(
     x = algorithm.model(server)
     out: Record = {"loss": problem.mean_value(x)}
     if not math.isfinite(out["loss"]):
-        raise SympruneError(f"{algorithm.name} diverged: its loss is no longer finite; {DIVERGED}.")
+        raise Diverged(f"{algorithm.name} diverged: its loss is no longer finite")
     out["gradient_norm"] = float(problem.mean_gradient(x).norm())
     if goal is not None:
         out["gap"] = out["loss"] - goal[1]

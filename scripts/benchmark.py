@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import masks, scores
+from symprune import criteria, masks
 from symprune.engine import forward, walk
 from symprune.engine.collect import distinct_inputs
 from symprune.machine import compute
@@ -37,8 +37,8 @@ from symprune.recipe import Recipe
 from symprune.refine import dsnot
 from symprune.refine.swap import swap
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
-from symprune.update import least_squares
 from symprune.update.alternating import alternate
+from symprune.update.least_squares import least_squares
 
 console = Console(width=110)
 
@@ -92,8 +92,8 @@ def sampling() -> None:
     table = Table("score of 4096 x 11008", "time", "times RIA's")
     for name in ("independent", "shared"):
         full, sampled = best(
-            lambda: scores.get("ria")(weight, norms),
-            lambda name=name: scores.get("stochria")(weight, norms, {"sampling": name}),
+            lambda: criteria.get("ria")(weight, norms),
+            lambda name=name: criteria.get("stochria")(weight, norms, {"sampling": name}),
         )
         table.add_row(f"stochria, {name}", f"{sampled:.2f} s", f"{sampled / full:.2f}")
     table.add_row("ria", f"{full:.2f} s", "1.00")
@@ -181,7 +181,7 @@ def frontier() -> None:
     rows: list[tuple[str, Callable[[], object]]] = [
         ("60 swaps a row", lambda: swap(weight, keep, gram)),
         ("60 swaps a row, 2:4", lambda: swap(weight, two_of_four, gram, pattern=Pattern(2, 4))),
-        ("lsq, 20 steps", lambda: least_squares.least_squares(weight, keep, gram, tolerance=0)),
+        ("lsq, 20 steps", lambda: least_squares(weight, keep, gram, tolerance=0)),
         ("4 rounds", lambda: alternate(weight, gram, mask_of, rounds=4)),
     ]
     table = Table("4096 x 4096, 50 %", "W @ G", "time", "products")
@@ -219,13 +219,14 @@ def whole_engine() -> None:
 MEMORY_PROBE = """
 import sys, torch
 sys.path.insert(0, {folder!r})
-from benchmark import llama, engine, Recipe
-from symprune.memory import peak
+from benchmark import llama, Recipe
+from symprune.engine import walk
+from symprune.machine.memory import peak
 model = llama({blocks}, 256, 704)
 tokens = torch.randint(0, 512, ({samples}, 512))
-engine.prune(model, tokens[:1], Recipe())
+walk.prune(model, tokens[:1], Recipe())
 before = peak()
-engine.prune(model, tokens, Recipe())
+walk.prune(model, tokens, Recipe())
 print(peak() - before)
 """
 
@@ -276,35 +277,39 @@ def waits() -> None:
 TYPES_PROBE = """
 import sys
 from pathlib import Path
-from symprune import Recipe, run
+from symprune import Recipe
+from symprune.jobs import pruning
 folder = Path(sys.argv[1])
-recipe = Recipe(method="wanda", calibration="builtin", nsamples=8, seqlen=512)
+recipe = Recipe(method="wanda", calibration="builtin", nsamples=16, seqlen=512)
 job = {"evaluate": False, "force": True, "device": "cpu"}
 best = {}
 for _ in range(2):
     for dtype in ("bfloat16", "float32"):
-        record = run.prune(
-            run.Job(str(folder / "dense"), recipe, folder / "out", compute_dtype=dtype, **job)
+        record = pruning.prune(
+            pruning.Job(str(folder / "dense"), recipe, folder / "out", compute_dtype=dtype, **job)
         )
         best[dtype] = min(sum(record["seconds"].values()), best.get(dtype, 1e9))
 print(best["bfloat16"], best["float32"])
 """
-WITHOUT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
-"""Keeps torch's library of products from the instructions for bf16, as on a CPU without them."""
+WITHOUT = {"AVX-512 without bf16": "AVX512_CORE_VNNI", "AVX2 alone": "AVX2"}
+"""What torch's library of products may use, as on a CPU that has no more."""
 
 
 def types() -> None:
     """A bf16 checkpoint pruned from disk on the CPU, computed in bf16 and in fp32."""
     has = sorted(compute.INSTRUCTIONS[torch.bfloat16] & compute.cpu_features())
-    settings = {f"this CPU ({', '.join(has) or 'no bf16'})": {}, "without bf16": WITHOUT}
-    table = Table("2 blocks of width 1024, 8 x 512 tokens", "bf16", "fp32", "times faster in fp32")
+    settings = {f"this CPU ({', '.join(has) or 'no bf16'})": "DEFAULT", **WITHOUT}
+    table = Table("2 blocks of width 1024, 16 x 512 tokens", "bf16", "fp32", "times faster in fp32")
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder) / "dense", config(1024, 2816, 16, 2, 512))
-        for name, setting in settings.items():
+        for name, may_use in settings.items():
             done = subprocess.run(
                 [sys.executable, "-c", TYPES_PROBE, folder],
-                capture_output=True, text=True, check=True, env={**os.environ, **setting},
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "ONEDNN_MAX_CPU_ISA": may_use},
+            )
             before, after = map(float, done.stdout.split()[-2:])
             table.add_row(name, f"{before:.2f} s", f"{after:.2f} s", f"{before / after:.2f}")
     console.print(table)

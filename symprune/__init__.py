@@ -17,7 +17,7 @@ _HOME = {
     "Recipe": "symprune.recipe",
     "Report": "symprune.engine.report",
     "SympruneError": "symprune.errors",
-    "criterion": "symprune.scores",
+    "criterion": "symprune.criteria",
     "load": "symprune.checkpoint.load",
     "prune": "symprune.engine.walk",
 }

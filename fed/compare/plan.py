@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from symprune.errors import SympruneError
+from symprune.fed.algorithms import choose
 from symprune.fed.compare.runs import Entry
 from symprune.fed.compare.values import numbers
 from symprune.fed.problems.make import make_problem
-from symprune.fed.protocol import check, choose
+from symprune.fed.protocol import check
 
 DEFAULTS = {"rounds": 100, "seeds": [0], "metric": "accuracy", "evaluate_every": 1, "targets": []}
 ENTRY = ("algorithm", "label", "tune")

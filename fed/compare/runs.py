@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
+from symprune.fed.algorithms import build
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Algorithm, build
-from symprune.fed.simulate import DIVERGED, Record, simulate
+from symprune.fed.protocol import Algorithm
+from symprune.fed.simulate import Record, simulate
 
 FALLING = ("loss", "gap", "distance", "gradient_norm", "personal_loss")
 TUNING_SEED = 10_007
@@ -111,10 +112,8 @@ def tuned(
 def _training_loss(problem: Problem, algorithm: Algorithm, setting: Setting, rounds: int) -> float:
     try:
         history = _run(problem, algorithm, setting, TUNING_SEED, rounds)
-    except SympruneError as error:
-        if DIVERGED in str(error):
-            return math.inf
-        raise
+    except Diverged:
+        return math.inf
     return tail_mean(history, tuning_metric(setting.metric))
 
 

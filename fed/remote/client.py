@@ -22,7 +22,6 @@ from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.remote.job import Job
 from symprune.fed.remote.transport import Node
-from symprune.fed.simulate import DIVERGED
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Header, Letter, unpack
 from symprune.fed.wire.parcel import Parcel, collect
@@ -108,7 +107,7 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     if not record.reply:  # a turn that is asked for again gets the same bytes again
         record.worked, message = algorithm.client_step(record.heard, received, problem, turn)
         parcel = Parcel(message, 1, reply=True)
-        parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}", DIVERGED)
+        parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}")
         done = {"status": "done", "turn": number, "bits": int(parcel.bits()[0])}
         record.reply = Letter(done, (parcel.encode(0),)).pack()
     _save(file, record)

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.remote.job import Job, job_from_json
 from symprune.fed.remote.replies import HEADER_BYTES, Counted, count
 from symprune.fed.remote.transport import Transport, wait_for_all
-from symprune.fed.simulate import DIVERGED, Record
+from symprune.fed.simulate import Record
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.ledger import Ledger
@@ -236,9 +236,7 @@ class _Loop:
         about = turn.about(counted.clients)
         server = self.algorithm.server_step(self.server, counted.received, about)
         if not bool(torch.isfinite(self.algorithm.model(server)).all()):
-            raise SympruneError(
-                f"{self.algorithm.name} diverged in round {turn.number}; {DIVERGED}."
-            )
+            raise Diverged(f"{self.algorithm.name} diverged in round {turn.number}")
         self._followed(counted, bodies, turn)
         self.server = server
         self.ledger.up(counted.clients, counted.sizes, counted.bits)

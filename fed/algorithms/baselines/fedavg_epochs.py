@@ -12,7 +12,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check
+from symprune.fed.registry import register
 from symprune.masks import keep_largest
 
 

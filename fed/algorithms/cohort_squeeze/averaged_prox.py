@@ -15,7 +15,8 @@ from torch import Tensor
 from symprune.fed.algorithms.cohort_squeeze.cohorts import AnchoredClients, CohortMethod, averaged
 from symprune.fed.algorithms.cohort_squeeze.sampling import Sampling
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

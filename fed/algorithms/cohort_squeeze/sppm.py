@@ -13,11 +13,17 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.cohort_squeeze.cohorts import AnchoredClients, averaged
-from symprune.fed.algorithms.cohort_squeeze.prox_solvers import HUB_SOLVERS, Curvature, ProxSolver
-from symprune.fed.algorithms.cohort_squeeze.prox_workers import Worker, train_near
+from symprune.fed.algorithms.cohort_squeeze.prox_solvers import (
+    HUB_SOLVERS,
+    Curvature,
+    ProxSolver,
+    Worker,
+    train_near,
+)
 from symprune.fed.algorithms.cohort_squeeze.sampling import Sampling
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check
+from symprune.fed.registry import register
 
 WORKERS = ("local-sgd", "local-adam")
 VALUE_NEEDED = ("cg", "lbfgs")

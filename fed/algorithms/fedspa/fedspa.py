@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.fedspa.mask_search import GROWTHS, local_scores, search_scores
+from symprune.fed.algorithms.fedspa.local_scores import GROWTHS, local_scores, search_scores
 from symprune.fed.algorithms.fedspa.personal_masks import PersonalMasks
 from symprune.fed.algorithms.shared.layer_masks import (
     best_mask,
@@ -26,17 +26,8 @@ from symprune.fed.algorithms.shared.layer_masks import (
     values_on,
 )
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Like,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 SEARCHES = ("dst", "rsm", "score")
 

@@ -14,21 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.fedspa.mask_search import local_scores
+from symprune.fed.algorithms.fedspa.local_scores import local_scores
 from symprune.fed.algorithms.fedspa.personal_masks import PersonalMasks
 from symprune.fed.algorithms.shared.layer_masks import pack, shrink, unpack
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Like,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Like, Message, Received, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

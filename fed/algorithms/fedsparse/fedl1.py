@@ -13,7 +13,8 @@ from torch import Tensor
 from symprune.fed.algorithms.fedsparse.em import GroupedWeights
 from symprune.fed.algorithms.fedsparse.fedopt import FedOpt
 from symprune.fed.problems.problem import Constants
-from symprune.fed.protocol import Algorithm, Message, Sent, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Message, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

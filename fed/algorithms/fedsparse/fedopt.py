@@ -16,7 +16,8 @@ from torch import Tensor
 from symprune.fed.algorithms.fedsparse.em import EMMethod, remember, server_rate
 from symprune.fed.algorithms.fedsparse.server_optimizers import ascend, moments
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, given, register
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, given
+from symprune.fed.registry import register
 
 
 @register

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.fedsparse.em import server_rate
-from symprune.fed.algorithms.fedsparse.gated import Gated
 from symprune.fed.algorithms.fedsparse.gates import (
+    Gated,
     gate_logit,
     initial_threshold,
     server_directions,
@@ -23,7 +23,8 @@ from symprune.fed.algorithms.fedsparse.gates import (
 )
 from symprune.fed.algorithms.fedsparse.server_optimizers import ascend, moments
 from symprune.fed.problems.problem import Constants
-from symprune.fed.protocol import Algorithm, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Received, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

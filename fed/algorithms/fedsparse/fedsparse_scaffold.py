@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from symprune.fed.algorithms.fedsparse.fedsparse import FedSparse
-from symprune.fed.algorithms.fedsparse.gated import placed
-from symprune.fed.algorithms.fedsparse.scaffold_variates import ScaffoldVariates
+from symprune.fed.algorithms.fedsparse.gates import placed
+from symprune.fed.algorithms.fedsparse.scaffold import ScaffoldVariates
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Like, Message, Received, State, Turn, register
+from symprune.fed.protocol import Like, Message, Received, State, Turn
+from symprune.fed.registry import register
 
 
 @register

@@ -14,26 +14,16 @@ from math import sqrt
 import torch
 
 from symprune.fed.algorithms.shared.local_steps import local_gradient
-from symprune.fed.algorithms.similarity_network.client_graph import ClientGraph
 from symprune.fed.algorithms.similarity_network.fused_gradient import compressed
-from symprune.fed.algorithms.similarity_network.graph import components
+from symprune.fed.algorithms.similarity_network.graph import ClientGraph, components
 from symprune.fed.algorithms.similarity_network.network_lasso import (
     NORMS,
     fusion,
     network_lasso_prox,
 )
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    given,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, given
+from symprune.fed.registry import register
 
 
 @register

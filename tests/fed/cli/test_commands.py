@@ -12,10 +12,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from symprune.errors import SympruneError
-from symprune.fed.algorithms import ALGORITHMS
+from symprune.fed.algorithms import ALGORITHMS, options_of
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
-from symprune.fed.protocol import options_of
 
 runner = CliRunner()
 

@@ -286,7 +286,7 @@ def test_after_kill_9_of_the_superlink_the_run_ends_where_an_undisturbed_run_end
 def test_a_round_finishes_without_a_killed_supernode_and_it_comes_back(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
-    from symprune.fed.algorithms.proxskip.proxskip import control_variates
+    from symprune.fed.algorithms.shared.control_variates import control_variates
     from symprune.fed.flower.deploy import deployed
 
     task = Job(TASK.algorithm, TASK.options, PROBLEM, rounds=8)

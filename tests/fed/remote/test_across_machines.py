@@ -13,7 +13,7 @@ from machines import CLIENTS, OPTIONS, job, run, same, states
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, build
-from symprune.fed.algorithms.proxskip.proxskip import control_variates
+from symprune.fed.algorithms.shared.control_variates import control_variates
 from symprune.fed.remote.client import answer, record_file
 from symprune.fed.remote.job import Job
 from symprune.fed.remote.server import serve

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.fedp3.clipping import clipped_gradient, record_gradients
+from symprune.fed.algorithms.fedp3.ldp_fedp3 import clipped_gradient, record_gradients
 from symprune.fed.privacy import (
     closed_form_multiplier,
     epsilon,

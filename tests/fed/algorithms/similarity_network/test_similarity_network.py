@@ -32,7 +32,7 @@ from symprune.fed.algorithms.similarity_network.network_lasso import (
     network_lasso_prox,
     onto_l1_ball,
 )
-from symprune.fed.algorithms.similarity_network.placement import Placement, make_placement
+from symprune.fed.algorithms.similarity_network.personal_parts import Placement, make_placement
 from symprune.fed.problems.losses import Linear, Softmax
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows
