@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from symprune.cli.console import out as console
 from symprune.fed.compare.values import parse_options
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
 
-console = Console()
 LOOK = 1.0  # seconds between two looks at the server's folder
 ASK = 60.0  # seconds between two questions to Flower, each a process, whether the run still runs
 

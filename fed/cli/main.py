@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from symprune.cli.console import out as console
 from symprune.errors import SympruneError
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
@@ -26,7 +26,6 @@ app = typer.Typer(
 )
 app.command()(prune)
 app.command()(deploy)
-console = Console()
 
 
 @app.command()
