@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint import output_folder, resume
-from symprune.checkpoint.device_map import place
+from symprune.checkpoint.device_map import choose_devices
 from symprune.checkpoint.load import load_model, local_folder
 from symprune.checkpoint.output_files import OutputFiles
 from symprune.checkpoint.packed import open_shards, weight_files
@@ -96,11 +96,13 @@ def prune(
     device = distributed.start(prepared.device)
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
-    texts = _read(job, tokenizer, seqlen, tell)
+    texts = _read_texts(job, tokenizer, seqlen, tell)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.restart, owner) as work:
-        computed = compute.pick(job.compute_dtype, _stored(job, origin, prepared.config), device)
+        computed = compute.pick(
+            job.compute_dtype, _stored_dtype(job, origin, prepared.config), device
+        )
         facts = _facts(job, origin, prepared.revision, computed, texts.data, base, device)
         if not owner:
             distributed.wait()
@@ -113,12 +115,12 @@ def prune(
         blocks.at_once = job.batch_size or blocks.once(
             "batch size", lambda: opened.streamed.batch_size(seqlen)
         )
-        found = _bos(job, opened.streamed, tokenizer, blocks, texts)
-        texts = texts.begun(found)
+        found = _decide_bos(job, opened.streamed, tokenizer, blocks, texts)
+        texts = texts.begin_with(found)
         ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
         dense = blocks.once(f"dense {ruler}", ruler.measure)
-        tell(_memory(opened.streamed, texts, seqlen))
-        tell(_begins(job, progress, len(blocks)))
+        tell(_describe_memory(opened.streamed, texts, seqlen))
+        tell(_say_what_begins(job, progress, len(blocks)))
         report = walk.prune(
             opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
             blocks=blocks, held_out=texts.watched, gram_device=job.gram_device, tell=tell,
@@ -126,7 +128,7 @@ def prune(
         report.bos = found
         said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
         report.notes[:] = list(dict.fromkeys(said))
-        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.pruned()))
+        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.open_written()))
         figures = [] if dense is None or pruned is None else [compare(job.held_out, dense, pruned)]
         record = make_record(
             job, prepared, job.recipe.describe(), report.to_dict(),
@@ -153,7 +155,7 @@ class _Opened:
     streamed: StreamedModel
 
 
-def _stored(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
+def _stored_dtype(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
     """The type of the output's weights."""
     if origin.gguf_file:
         return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
@@ -183,7 +185,7 @@ def _open(
     trusted = job.access.trust_remote_code
     streamed = StreamedModel(shards, config, job.dtype, device, trusted, computed)
     if job.device_map is not None:
-        streamed.place(place(streamed, job.device_map))
+        streamed.place(choose_devices(streamed, job.device_map))
     return _Opened(folder, shards, streamed)
 
 
@@ -241,7 +243,7 @@ class _Texts:
     held_out: Tensor | None = None
     bos: int | None = None
 
-    def begun(self, found: Bos | None) -> _Texts:
+    def begin_with(self, found: Bos | None) -> _Texts:
         """The same with BOS in front of every window, if that was found to be right."""
         if found is None or found.token is None:
             return self
@@ -252,7 +254,7 @@ class _Texts:
         return _Texts(data, watched, self.held_out, found.token)
 
 
-def _read(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
+def _read_texts(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
     data, watched, held_out = tokenizer, None, None
     needs = decide.needs(job.recipe, job.report_error)
     if reads_text(job.recipe, needs):
@@ -263,21 +265,21 @@ def _read(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
     return _Texts(data, watched, held_out)
 
 
-def _bos(
+def _decide_bos(
     job: Job, streamed: StreamedModel, tokenizer: Any, blocks: StreamedBlocks, texts: _Texts
 ) -> Bos | None:
     """Whether windows begin with BOS, decided once for a run; None if there are no windows."""
     if not isinstance(texts.data, Tensor) and texts.held_out is None:
         return None
 
-    def decided() -> dict[str, Any]:
+    def decide_once() -> dict[str, Any]:
         losses = streamed_perplexity.losses_of(streamed)
         return bos.decide(job.recipe.bos, tokenizer, streamed.model.config, losses).to_dict()
 
-    return Bos(**blocks.once("bos", decided))
+    return Bos(**blocks.once("bos", decide_once))
 
 
-def _memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
+def _describe_memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
     """What type blocks are computed in, and what they and the hidden states take in it."""
     which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
     block = max(
@@ -291,7 +293,7 @@ def _memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
     return f"{said}, {states / 1e6:,.1f} MB for the hidden states" if samples else said
 
 
-def _begins(job: Job, progress: resume.Progress, blocks: int) -> str:
+def _say_what_begins(job: Job, progress: resume.Progress, blocks: int) -> str:
     if progress.finished:
         return f"Going on after block {progress.finished} of {blocks}: {job.recipe.describe()}"
     return f"Pruning: {job.recipe.describe()}"
