@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from symprune.fed.pruning.driver import Result, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, Job
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server, check_recipe
+from symprune.fed.pruning.server_state import blocks_done
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute
@@ -45,6 +46,12 @@ PATIENCE = 20  # pauses until everyone is connected; who is missing then is left
 class Task:
     """What the server is to do. The recipe's calibration set is the clients' affair."""
 
+    server_main: ClassVar[str] = "prune"
+    client_module: ClassVar[str] = "symprune.fed.pruning.remote"
+    result_file: ClassVar[str] = "model/symprune.json"
+    extendable: ClassVar[bool] = False
+    title: ClassVar[str] = "Pruning"
+
     model: str
     recipe: Recipe
     clients: int
@@ -57,6 +64,10 @@ class Task:
 
     def __post_init__(self) -> None:
         check_recipe(self.recipe)
+
+    def steps_done(self, folder: Path) -> int:
+        """The blocks the server has decided and saved."""
+        return blocks_done(folder / STATE)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "recipe": self.recipe.to_dict()})

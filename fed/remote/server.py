@@ -26,7 +26,7 @@ from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
-from symprune.fed.remote.job import Job, job_from_json
+from symprune.fed.remote.job import STATE, Job, job_from_json
 from symprune.fed.remote.replies import HEADER_BYTES, Counted, count
 from symprune.fed.remote.transport import Transport, wait_for_all
 from symprune.fed.simulate import Record
@@ -77,11 +77,11 @@ def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -
         wait_for_all(transport, PATIENCE, pause)
         run, ready, own = _start(job, problem, transport, folder, pause)
         loop = _Loop(run, ready, problem, transport, pause)
-        loop.begin(folder / "state.safetensors")
+        loop.begin(folder / STATE)
         while loop.turn < job.rounds:
             loop.one_round()
             record = loop.measure(own)
-            loop.save(folder / "state.safetensors")
+            loop.save(folder / STATE)
             log.info("Round %s of %s: %s", loop.turn, job.rounds, _line(record))
         return loop.outcome()
 
@@ -100,10 +100,7 @@ def _start(
         return content["run"], job_from_json(json.dumps(content["ready"])), content["own"]
     constants, own = _gather(job, problem, transport, pause)
     algorithm = job.built().prepare(constants)
-    secret = getattr(algorithm, "private_randomness", None)
-    noisy = bool(getattr(algorithm, "multiplier", 0))
-    sentence = f"{algorithm.name} needs private_randomness=true here: the server knows the seed."
-    check(secret is not False or not noisy, sentence)
+    algorithm.check_across_machines()
     run, ready = uuid.uuid4().hex[:12], job.prepared(algorithm)
     folder.mkdir(parents=True, exist_ok=True)
     content = {"run": run, "own": own}

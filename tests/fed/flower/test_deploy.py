@@ -21,6 +21,7 @@ from symprune.fed import snapshot
 from symprune.fed.remote.client import client_state
 from symprune.fed.remote.job import Job
 from symprune.fed.simulate import simulate
+from symprune.recipe import Recipe
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
@@ -135,6 +136,24 @@ def test_a_superlink_elsewhere_is_named_in_its_certificate_and_by_its_clients(
     assert f'address = "link.example.org:{ports[0]}"' in home
     with pytest.raises(SympruneError, match=r"superlink\.crt is not for other\.example\.org"):
         Deployment(tmp_path, TASK, *ports, host="other.example.org").prepare()
+
+
+@pytest.mark.parametrize("kind", ["training", "pruning"])
+def test_the_app_that_is_written_can_be_loaded(
+    kind: str, tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    from symprune.fed.flower.deploy import Deployment
+    from symprune.fed.pruning.remote import Task
+
+    recipe = Recipe(pattern="2:4", calibration="federated")
+    work = TASK if kind == "training" else Task("any", recipe, 2)
+    Deployment(tmp_path, work, *ports).prepare()
+    spec = importlib.util.spec_from_file_location("app", tmp_path / "app" / "symprune_app.py")
+    assert spec is not None and spec.loader is not None
+    app = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(app)
+    assert app.answer.__module__ == work.client_module
+    assert (type(app.server).__name__, type(app.client).__name__) == ("ServerApp", "ClientApp")
 
 
 def test_a_run_that_has_begun_is_not_taken_for_another(
