@@ -17,7 +17,7 @@ _HOME = {
     "Recipe": "symprune.recipe",
     "Report": "symprune.engine.walk",
     "SympruneError": "symprune.errors",
-    "criterion": "symprune.scores",
+    "criterion": "symprune.criteria",
     "load": "symprune.checkpoint.packed",
     "prune": "symprune.engine.walk",
 }

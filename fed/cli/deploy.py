@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from symprune.fed.compare.values import parse_options
-from symprune.fed.flower.apps import need_flower
-from symprune.fed.remote.job import Job
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
@@ -53,6 +51,9 @@ def deploy(
     ] = False,
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
+    from symprune.fed.flower.apps import need_flower
+    from symprune.fed.remote.job import Job
+
     need_flower()
     from symprune.fed.flower.deploy import Deployment
 

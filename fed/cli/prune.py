@@ -14,7 +14,6 @@ from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, expand
 from symprune.errors import SympruneError
 from symprune.eval import tables
-from symprune.fed.pruning.noise import Privacy
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
@@ -134,6 +133,7 @@ def prune(
       symprune fed prune --model smollm2-135m --clients 4 --calibration builtin --nsamples 16
     """
     from symprune.fed.pruning import job as jobs
+    from symprune.fed.pruning.noise import Privacy
 
     if client and calibration is not None:
         raise SympruneError("--calibration goes with --clients; each --client has its own text.")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from symprune.errors import SympruneError
-from symprune.recipe import Recipe
+
+if TYPE_CHECKING:
+    from symprune.recipe import Recipe
 
 Model = Annotated[
     str,
@@ -347,17 +349,6 @@ RecipeName = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that were typed."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def assignments(texts: list[str]) -> dict[str, str]:
-    """`["a=1"]` -> `{"a": "1"}`"""
-    pairs = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise SympruneError(f"--set {text!r} is not of the form NAME=VALUE.")
-        pairs[name.strip()] = value.strip()
-    return pairs
 
 
 def with_step(recipe: Recipe, step: str, name: str | None, options: dict[str, Any]) -> Recipe:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune import masks
-from symprune.allocate import budget
+from symprune.allocate.budget import Layer
 from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
 from symprune.engine import bos, decide, forward
 from symprune.engine.blocks import Blocks
@@ -402,7 +402,7 @@ def _allocation(
                 name, weight = matrix.name, matrix.weight
                 rows, columns = weight.shape
                 removed = masks.removed_from(rows, columns, sparsity, recipe.group)
-                layer = budget.Layer(name, index, rows, columns, removed)
+                layer = Layer(name, index, rows, columns, removed)
                 input_norm = _norm(measured.inputs.get(name), weight[0])
                 output_norm = _norm(measured.outputs.get(name), weight[:, 0])
                 score = weight.float().abs() * input_norm

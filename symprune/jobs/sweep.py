@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration, scores
+from symprune import calibration, criteria
 from symprune.engine import bos, decide, forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
@@ -29,8 +29,8 @@ from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine.compute import name_of
 from symprune.models.layout import find_layout
-from symprune.recipe import Recipe
-from symprune.validation import check_names, read_mapping
+from symprune.recipe import Recipe, read_mapping
+from symprune.validation import check_names
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Grid:
         return list(unique.values())
 
     def _params(self, method: str, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        defaults = scores.get(method).defaults
+        defaults = criteria.get(method).defaults
         lists = {"alpha": self.alphas, "beta": self.betas}
         open_lists = {
             name: values

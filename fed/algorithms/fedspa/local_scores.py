@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from symprune import scores
+from symprune import criteria
 from symprune.errors import SympruneError
 from symprune.fed.algorithms.shared.layer_masks import maskable
 from symprune.fed.problems.losses import Module, Softmax
@@ -33,7 +33,7 @@ def weight_scores(
     """The criterion's score of every weight of every client, `[C, d]`; zero for the tensors that
     stay dense. `rows` are the clients' calibration rows; criteria that look at the weights alone
     do not need them, and `stream` feeds those that sample."""
-    criterion = scores.get(name)
+    criterion = criteria.get(name)
     activations = {"input_norm", "output_norm"} & set(criterion.needs)
     if not activations:
         rows = None

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from symprune import scores
+from symprune import criteria
 from symprune.fed.algorithms.fedspa.local_scores import Calibration
 from symprune.fed.algorithms.shared.layer_masks import layer_ones
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
@@ -36,7 +36,7 @@ class PersonalMasks(LocalEpochs):
         """How many weights of every tensor are kept in the end."""
         super().prepare(constants)
         check(self.search_batch > 0, f"{self.name}: search_batch must be positive.")
-        scores.get(self.mask_score)
+        criteria.get(self.mask_score)
         ones = layer_ones(constants.layout, self.density, self.allocation)
         return replace(self, layer_sizes=tuple(constants.layout.sizes), layer_ones=ones)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from parties import central, same, shares, tokens
 
-from symprune import calibration, scores
+from symprune import calibration, criteria
 from symprune.engine import walk
 from symprune.errors import SympruneError
 from symprune.fed import pruning
@@ -22,7 +22,7 @@ from symprune.recipe import Recipe
 
 
 @pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("method", scores.available())
+@pytest.mark.parametrize("method", criteria.available())
 def test_every_criterion_gives_central_masks_bit_for_bit(method: str, secure: bool) -> None:
     recipe = Recipe(method=method, sparsity=0.6, seed=3)
     model = families.model()
