@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from symprune.fed.compare.values import parse_options
+from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
@@ -59,7 +59,11 @@ def deploy(
 
     problem = {"data": data, "model": model, "split": split, "clients": clients}
     job = Job(
-        algorithm, parse_options(option or []), {**problem, "l2": l2, "seed": seed}, rounds, seed
+        algorithm,
+        parse_assignments(option or []),
+        {**problem, "l2": l2, "seed": seed},
+        rounds,
+        seed,
     )
     own = tuple({"data": each} for each in own_data or ())
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
