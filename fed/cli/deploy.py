@@ -78,11 +78,11 @@ def deploy(
 
 def follow(deployment: Deployment, steps: str) -> None:
     """Start it, say how far it is, and end when its result is there."""
-    from symprune.fed.flower.deploy import deployed
+    from symprune.fed.flower.deploy import running
 
     if deployment.over():
         return
-    with console.status("Starting SuperLink and SuperNodes") as status, deployed(deployment):
+    with console.status("Starting SuperLink and SuperNodes") as status, running(deployment):
         run = deployment.submit()
         status.update(f"Run {run}: waiting for the first round")
         done, asked = -1, time.monotonic()

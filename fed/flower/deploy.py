@@ -186,13 +186,13 @@ class Deployment:
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
-            found = [int(node) for node in re.findall(NODE_ID, said)]
-            if not found:  # if it is registered and a crash kept its id from us, this is the one
+            ids = [int(node) for node in re.findall(NODE_ID, said)]
+            if not ids:  # if it is registered and a crash kept its id from us, this is the one
                 listed = re.findall(NODE_ID, self.flwr("supernode", "list", "symprune"))
-                found = [node for node in map(int, listed) if node not in nodes]
-            if len(found) != 1:
+                ids = [node for node in map(int, listed) if node not in nodes]
+            if len(ids) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
-            nodes += found
+            nodes += ids
             file.write_text(json.dumps(nodes))
         return nodes
 
@@ -238,10 +238,10 @@ class Deployment:
         nodes = ",".join(str(node) for node in self.register())
         config = f'nodes="{nodes}" attempt="{self.attempt}"'
         said = self.flwr("run", str(self.folder / "app"), "symprune", "--run-config", config)
-        found = re.search(r'"run-id":\s*"?(\d+)', said)
-        if found is None:
+        run = re.search(r'"run-id":\s*"?(\d+)', said)
+        if run is None:
             raise SympruneError(f"The SuperLink did not take the run: {said.strip()}.")
-        return found[1]
+        return run[1]
 
     def rounds_done(self) -> int:
         """The rounds (of pruning: blocks) the server has finished and saved."""
@@ -348,7 +348,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(deployment: Deployment) -> Iterator[Deployment]:
+def running(deployment: Deployment) -> Iterator[Deployment]:
     """The deployment while it runs; afterwards nothing of it is left running."""
     deployment.prepare()
     try:

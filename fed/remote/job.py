@@ -41,12 +41,12 @@ class Job:
         check(self.rounds >= 1, f"There must be a round at least, not {self.rounds}.")
         for name in self.problem:
             check(name in PROBLEM, f"A problem has no setting {name!r}.")
-        self.built()
+        self.build_algorithm()
 
-    def built(self) -> Algorithm:
+    def build_algorithm(self) -> Algorithm:
         return build(self.algorithm, **self.options)
 
-    def prepared(self, algorithm: Algorithm) -> Job:
+    def with_prepared(self, algorithm: Algorithm) -> Job:
         """The same with every hyper-parameter filled in, so that clients need no constants."""
         return replace(self, algorithm=algorithm.name, options=asdict(algorithm))
 
