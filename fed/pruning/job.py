@@ -124,7 +124,7 @@ def prune(
     tell(f"Loading {job.model}")
     model = load_model(origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    output_folder.check_output(job.folder, job.force, needed=size)
+    output_folder.check_room(job.folder, size)
     dtype = model.dtype
     stored = compute.widen(model, job.compute_dtype, device)
     tell(f"Computing in {compute.describe(model.dtype, dtype, device)}")
@@ -174,7 +174,7 @@ def prune(
     record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
-    output_folder.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
+    output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
     record["output"] = str(job.folder)
     record["output_bytes"] = output_folder.folder_size(job.folder)
     return record

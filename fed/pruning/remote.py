@@ -33,8 +33,7 @@ from symprune.fed.pruning.server import Server, check_recipe
 from symprune.fed.pruning.server_state import blocks_done
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
-from symprune.machine import compute
-from symprune.machine.durable import write_durably
+from symprune.machine import compute, durable
 from symprune.models import hub
 from symprune.recipe import Recipe
 
@@ -221,5 +220,5 @@ class Settings:
             beginning = bos.decide(self.bos, tokenizer, model.config, bos.in_memory(model))
             kept = {"of": of, "found": beginning.to_dict()}
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_durably(file, [json.dumps(kept).encode()])
+            durable.write_text(file, json.dumps(kept))
         return Bos(**kept["found"]).token

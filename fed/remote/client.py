@@ -8,7 +8,6 @@ and masks on both sides stay those of one and the same history.
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Problem
@@ -27,6 +25,7 @@ from symprune.fed.remote.transport import Node
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Header, Letter, unpack
 from symprune.fed.wire.parcel import Parcel, collect
+from symprune.machine import durable
 
 VERSION = "1"
 
@@ -137,7 +136,7 @@ def client_state(folder: Path, run: str, counted: int) -> State:
 
 
 def _save(file: Path, record: Record) -> None:
-    """Beside the target, then renamed, readable by its owner only: it is personal."""
+    """Readable by its owner only: it is personal."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     tensors = {f"heard/{k}": v.contiguous().clone() for k, v in record.heard.items()}
     if record.worked is not None:
@@ -146,10 +145,7 @@ def _save(file: Path, record: Record) -> None:
     tensors["reply"] = torch.from_numpy(reply)
     numbers = {"counted": record.counted, "turn": record.turn, "worked": bool(record.reply)}
     metadata = {"version": VERSION, **{k: str(int(v)) for k, v in numbers.items()}}
-    beside = file.with_name(f".{file.name}.part")
-    save_file(tensors, beside, metadata)
-    beside.chmod(0o600)
-    os.replace(beside, file)
+    durable.write_tensors(file, tensors, metadata, mode=0o600)
 
 
 def _load(file: Path) -> Record | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
@@ -35,6 +33,7 @@ from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect
 from symprune.fed.wire.payload import encode_message
+from symprune.machine import durable
 
 log = logging.getLogger("symprune.fed")
 PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
@@ -60,12 +59,10 @@ class Outcome:
         """The model by its tensors' names and the history, for people and programs."""
         parts = problem.layout.split(self.model)
         tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
-        save_file(tensors, folder / "model.safetensors")
+        durable.write_tensors(folder / "model.safetensors", tensors)
         content = {"algorithm": repr(self.algorithm), "problem": problem.name}
         text = json.dumps({**content, "history": self.history}, indent=1)
-        beside = folder / ".history.json.part"
-        beside.write_text(text)
-        os.replace(beside, folder / "history.json")
+        durable.write_text(folder / "history.json", text)
 
 
 def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
@@ -105,9 +102,7 @@ def _start(
     folder.mkdir(parents=True, exist_ok=True)
     content = {"run": run, "own": own}
     content |= {"asked": json.loads(job.to_json()), "ready": json.loads(ready.to_json())}
-    beside = file.with_name(".run.json.part")
-    beside.write_text(json.dumps(content, indent=1))
-    os.replace(beside, file)
+    durable.write_text(file, json.dumps(content, indent=1))
     return run, ready, own
 
 
