@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from symprune.checkpoint.output_folder import RECORD
+from symprune.checkpoint.record import RECORD
 from symprune.errors import SympruneError
 from symprune.eval.report import run, sweep
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint import output_folder
+from symprune.checkpoint.load import load_model
 from symprune.engine import bos, walk
+from symprune.engine.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process
@@ -104,7 +106,7 @@ def prune(
     output_folder.check_output(job.folder, job.force)
     origin = hub.resolve(job.model, job.access)
     device = hub.pick_device(job.device)
-    seqlen, notes = walk.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    seqlen, notes = cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
     tell(f"Drawing calibration text for {len(job.names)} clients")
@@ -120,7 +122,7 @@ def prune(
         for data in job.held_out:
             texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
     tell(f"Loading {job.model}")
-    model = hub.load_model(origin, job.dtype).to(device)
+    model = load_model(origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     output_folder.check_output(job.folder, job.force, needed=size)
     dtype = model.dtype

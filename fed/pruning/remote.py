@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from symprune import calibration
 from symprune.checkpoint import output_folder
-from symprune.checkpoint.resume import write_durably
-from symprune.engine import bos, walk
+from symprune.checkpoint.load import load_with_tokenizer
+from symprune.engine import bos
 from symprune.engine.bos import Bos
+from symprune.engine.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
@@ -32,6 +33,7 @@ from symprune.fed.pruning.server import Server, check_recipe
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute
+from symprune.machine.durable import write_durably
 from symprune.models import hub
 from symprune.recipe import Recipe
 
@@ -92,7 +94,7 @@ def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
             "machine with `hf auth login` instead."
         )
     origin = hub.resolve(job.model, job.access)
-    seqlen, _ = walk.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    seqlen, _ = cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     recipe = job.recipe.with_changes(seqlen=seqlen)
     model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
     version, trusted = job.access.revision, job.access.trust_remote_code
@@ -124,7 +126,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     output = folder / MODEL
     output_folder.check_output(output, force=False)
     access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
-    model, tokenizer = hub.load(task.model, device="cpu", access=access)
+    model, tokenizer = load_with_tokenizer(task.model, device="cpu", access=access)
     stored = compute.widen(model, task.compute_dtype, torch.device("cpu"))
     found = bos.decide(task.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     reference = None
@@ -192,7 +194,7 @@ class Settings:
         """The model, the owner's tokens and what of the model is stored in another type. What was
         measured for the tokens is kept in the folder."""
         access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
-        model, tokenizer = hub.load(self.model, device="cpu", access=access)
+        model, tokenizer = load_with_tokenizer(self.model, device="cpu", access=access)
         stored = compute.widen(model, self.compute_dtype, torch.device("cpu"))
         tokens = calibration.calibration_tokens(
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed

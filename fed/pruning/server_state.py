@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from symprune.engine.walk import LayerReport
+from symprune.engine.report import LayerReport
 from symprune.errors import SympruneError
 from symprune.fed.pruning.server import Known, Server
 

@@ -11,23 +11,18 @@ import errno
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from symprune import __version__
+from symprune.checkpoint.record import write_record
 from symprune.errors import SympruneError
 from symprune.maskset import FILE_NAME, MaskSet
 
-RECORD = "symprune.json"
-PASSING = ("seconds", "peak_memory_bytes")
-"""What is different in every run. It is shown and logged, not kept: equal runs make equal files."""
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -153,36 +148,6 @@ def _tokenizer_files(tokenizer: Any) -> set[str]:
     names = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
     names |= {"added_tokens.json", "chat_template.jinja", "chat_template.json"}
     return names | set(getattr(tokenizer, "vocab_files_names", {}).values())
-
-
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """What was done."""
-    lasting = {name: value for name, value in record.items() if name not in PASSING}
-    text = json.dumps({"versions": versions(), **lasting}, indent=2)
-    (folder / RECORD).write_text(text + "\n")
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """The record beside a checkpoint, or None when it was not made by symprune."""
-    path = folder / RECORD
-    if not path.is_file():
-        return None
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SympruneError(f"{path} is not a readable record.") from error
-    return record if isinstance(record, dict) else None
-
-
-def versions() -> dict[str, str]:
-    """What made a result: symprune, Python and the packages that touch the numbers."""
-    found = {"symprune": __version__, "python": sys.version.split()[0]}
-    for package in ("torch", "transformers", "safetensors", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def folder_size(folder: Path) -> int:

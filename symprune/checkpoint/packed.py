@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -93,21 +92,6 @@ def unpack(
         _copy_others(folder, work, {*packed_names(folder), MASKS}, {PACKED_INDEX: INDEX})
     done.finish()
     return {"before": output_folder.folder_size(folder), "after": output_folder.folder_size(output)}
-
-
-def load(
-    folder: str | Path, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
-) -> Any:
-    """The causal LM in a folder, packed or not, in memory; nothing is written to disk."""
-    from symprune.checkpoint.streamed_model import StreamedModel
-    from symprune.models import hub
-
-    hub.check_dtype(dtype)
-    access = hub.Access(trust_remote_code=trust_remote_code)
-    where, origin = Path(folder), hub.resolve(str(folder), access)
-    source, config = open_shards(where), hub.load_config(origin)
-    streamed = StreamedModel(source, config, dtype, hub.pick_device(device), trust_remote_code)
-    return streamed.load_all()
 
 
 def packed_names(folder: Path) -> list[str]:

@@ -13,10 +13,9 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from symprune.checkpoint.output_folder import check_output, replace_folder
 from symprune.errors import SympruneError
+from symprune.machine.durable import sync_folder, sync_tree, write_durably
 
 FILE = "progress.json"
 OUTPUT = "output"
@@ -57,7 +57,7 @@ def workspace(
     with _locked(work, output, restart):
         try:
             yield work
-            _sync_tree(work / OUTPUT)
+            sync_tree(work / OUTPUT)
             replace_folder(work / OUTPUT, output.absolute())
             sync_folder(output.absolute().parent)
             shutil.rmtree(work)
@@ -213,35 +213,6 @@ class HiddenStates:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
-
-
-def write_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Replace a file by these bytes; after a power cut it has the old content or the new."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
 
 
 def differences(before: Any, now: Any, name: str = "") -> list[str]:

@@ -25,6 +25,7 @@ from symprune import calibration, criteria
 from symprune.engine import bos, decide, forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
+from symprune.engine.tokens import cap_seqlen, reads_text
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine.compute import name_of
@@ -152,7 +153,7 @@ class Sweep:
         """Do what is not done yet; the results of all cells (or of `recipes`), in order."""
         recipes = self.grid.recipes() if recipes is None else recipes
         done = read_results(self.results)
-        seqlen, _ = walk.cap_seqlen(self.model.config, self.grid.seqlen)
+        seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
         text = calibration.text(self.grid.eval_data, "test")
         held_out = calibration.encode(self.tokenizer, text)
         dense: float | None = None
@@ -196,7 +197,7 @@ class Sweep:
         data: Any = self.tokenizer
         watched: Tensor | None = None
         needs = decide.needs(recipe, self.grid.report_error)
-        if walk.reads_text(recipe, needs):
+        if reads_text(recipe, needs):
             data, watched, embedded = self._embed(recipe, seqlen)
         report = walk.prune(
             self.model,

@@ -15,7 +15,7 @@ from symprune import Recipe, prune
 from symprune.allocate.budget import Layer
 from symprune.allocate.by_error import by_error, sum_lowest
 from symprune.allocate.owl import owl
-from symprune.engine import walk
+from symprune.engine import allocation, walk
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.stats import Needs
@@ -139,7 +139,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    monkeypatch.setattr(walk, "collect", watched)
+    for module in (allocation, walk):
+        monkeypatch.setattr(module, "collect", watched)
     return asked
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from symprune.checkpoint import output_folder
+from symprune.checkpoint.record import read_record
 from symprune.errors import SympruneError
 
 
@@ -74,7 +75,7 @@ def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
 
 
 def test_a_broken_record_is_named(tmp_path: Path) -> None:
-    assert output_folder.read_record(tmp_path) is None
+    assert read_record(tmp_path) is None
     (tmp_path / "symprune.json").write_text("{")
     with pytest.raises(SympruneError, match=r"symprune\.json"):
-        output_folder.read_record(tmp_path)
+        read_record(tmp_path)

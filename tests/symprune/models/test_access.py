@@ -16,6 +16,7 @@ import torch
 import transformers as hf
 from typer.testing import CliRunner
 
+from symprune.checkpoint.load import local_folder
 from symprune.cli import main
 from symprune.errors import SympruneError
 from symprune.fed.pruning import remote
@@ -100,7 +101,7 @@ def test_what_is_given_reaches_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, "from_pretrained", fetched)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     origin = hub.resolve("someone/tiny", hub.Access("v1", SECRET, True))
-    for load in (hub.load_config, hub.load_tokenizer, hub.local_folder):
+    for load in (hub.load_config, hub.load_tokenizer, local_folder):
         with pytest.raises(SympruneError):
             load(origin)
     asked = {"revision": "v1", "token": SECRET}
