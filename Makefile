@@ -54,10 +54,15 @@ check: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python scripts/benchmark.py
 
-# The documentation as a site that needs no network: build/site/index.html.
+# The documentation as a site that needs no network, in build/site. Docstrings are read in an
+# installed copy, where fed/ and eval/ have their names. Browsers let a page search only if it is
+# served.
 docs: .venv/.ready
 	$(PIP) -e ".[docs]"
+	rm -rf build
+	$(PIP) --no-deps --target build/documented .
 	$(BIN)/mkdocs build --strict --quiet
+	@echo "To read and search it: $(BIN)/python -m http.server --directory build/site"
 
 # A source archive and a wheel, in dist/.
 wheel: .venv/.ready

@@ -72,8 +72,13 @@ def simulate(
 ) -> Result:
     """Run `rounds` turns and return the last states, the ledger and the history.
 
-    `optimum` (x*) adds the objective gap and the distance to the history. With `checkpoint` the run
-    goes on from that file if it exists, bit for bit. `stop(record)` may end the run early."""
+    seed: of everything random, the start as well unless x0 is given. x0: the model to start from.
+    evaluate_every: turns between two records of the history. optimum: x*, adds the objective gap
+    and the distance to it. clients_at_once: size of the stacks that clients are computed in; by
+    default the whole cohort. wire: send every message through its bytes. checkpoint: a file from
+    which the run goes on if it exists, bit for bit, and to which it is saved. checkpoint_every:
+    turns between two saves. progress: show a bar. threads: for torch; with more than one the bits
+    may depend on the machine. stop: called with every record, ends the run when it returns True."""
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
     with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:

@@ -146,7 +146,7 @@ def prune(
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")
-    job = jobs.Job(
+    job = jobs.PruningJob(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
@@ -177,7 +177,7 @@ def _deploy(
     console.out.print(_traffic(record["federated"]))
     console.notes([*record["notes"], *_promise(record["federated"])])
     place = deployment.result.parent
-    console.out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(place)
     o.write_json(json_file, record)
 
 
@@ -191,7 +191,7 @@ def _do(job: Any, json_file: Path | None) -> None:
     console.out.print(_traffic(record["federated"]))
     console.out.print(tables.summary(record))
     console.notes([*record["notes"], *_promise(record["federated"])])
-    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(record["output"])
     o.write_json(json_file, record)
 
 
@@ -218,9 +218,9 @@ def _promise(federated: dict[str, Any]) -> list[str]:
     if federated["secure_sum"]:
         notes.append("The statistics were added up behind pairwise masks.")
     if "privacy" in federated:
-        found = federated["privacy"]
+        promised = federated["privacy"]
         notes.append(
-            f"All a client sent is ({found['epsilon']:g}, {found['delta']:g})-differentially "
+            f"All a client sent is ({promised['epsilon']:g}, {promised['delta']:g})-differentially "
             "private for each of its windows."
         )
     return notes

@@ -82,7 +82,7 @@ def run_entry(
     problem: Problem, entry: Entry, setting: Setting, say: Callable[[str], None] = lambda text: None
 ) -> Line:
     """Choose the options if there is a grid, then run every seed."""
-    options = tuned(problem, entry, setting, say) if entry.tune else entry.options
+    options = tune_options(problem, entry, setting, say) if entry.tune else entry.options
     histories = []
     for seed in setting.seeds:
         say(f"{entry.title}: seed {seed}")
@@ -91,7 +91,7 @@ def run_entry(
     return Line(replace(entry, options=options), build(entry.algorithm, **options), histories)
 
 
-def tuned(
+def tune_options(
     problem: Problem, entry: Entry, setting: Setting, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The grid point with the lowest final training loss; those that diverge are out."""

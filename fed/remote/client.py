@@ -92,15 +92,15 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     number, counted = int(header["turn"]), int(header["counted"])
     record, problem = _load(file), _own_problem(job, node)
     turn = Turn(number, job.seed, int(header["n"]), torch.tensor([node.number]))
-    algorithm = job.built()
+    algorithm = job.build_algorithm()
     received = collect([letter.parts[0]])
     if record is None or (record.turn, record.counted) != (number, counted):
-        found = None if record is None else record.state(counted)
-        if found is None and (counted < 0 or len(letter.parts) > 1):
-            found = _anew(algorithm, problem, turn, letter.parts[1:])
-        if found is None:
+        state = None if record is None else record.state(counted)
+        if state is None and (counted < 0 or len(letter.parts) > 1):
+            state = _anew(algorithm, problem, turn, letter.parts[1:])
+        if state is None:
             return Letter({"status": "lost"})
-        record = Record(counted, number, algorithm.listen(found, received, turn))
+        record = Record(counted, number, algorithm.listen(state, received, turn))
     if not header["work"]:
         _save(file, record)
         return Letter({"status": "heard", "turn": number})

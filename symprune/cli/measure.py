@@ -148,4 +148,4 @@ def report(
     from symprune.eval.report import write
 
     page = write(source, output, force=force, matrix=matrix)
-    console.out.print(f"Saved to [bold]{page}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(page)

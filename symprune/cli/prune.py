@@ -124,7 +124,7 @@ def _do(job: Any, json_file: Path | None) -> None:
         console.out.print(tables.errors_by_kind(record["layers"]))
     console.out.print(tables.summary(record))
     console.notes(record["notes"])
-    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(record["output"])
     o.write_json(json_file, record)
 
 

@@ -24,8 +24,8 @@ Tell = Callable[[str], None]
 Tick = Callable[[int, int], None]
 
 
-class PruningJob(Protocol):
-    """What a command has been asked, whichever it is."""
+class Request(Protocol):
+    """What a command was asked to do, whichever it is."""
 
     @property
     def model(self) -> str: ...
@@ -58,7 +58,7 @@ class Prepared:
     notes: list[str]
 
 
-def prepare(job: PruningJob, tell: Tell) -> Prepared:
+def prepare(job: Request, tell: Tell) -> Prepared:
     """Whatever can fail cheaply comes first: the output folder, the settings, then the model."""
     check_output(job.folder, job.force)
     hub.check_dtype(job.dtype)
@@ -95,7 +95,7 @@ def compare(data: str, dense: Mapping[str, Any], pruned: Mapping[str, Any]) -> d
 
 
 def make_record(
-    job: PruningJob,
+    job: Request,
     prepared: Prepared,
     description: str,
     report: Mapping[str, Any],
