@@ -270,12 +270,12 @@ def test_a_client_on_its_own_machine_decides_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = remote.Settings(str(folder), __file__, nsamples=3, seqlen=16)
-    _, tokens, _ = settings.loaded(tmp_path / "node")
+    _, tokens, _ = settings.load(tmp_path / "node")
     assert tokens[:, 0].tolist() == [BOS] * 3
     with monkeypatch.context() as patch:
         patch.setattr(bos, "decide", lambda *_: pytest.fail("asked again"))
-        assert torch.equal(settings.loaded(tmp_path / "node")[1], tokens)
-    _, plain, _ = replace(settings, bos="never").loaded(tmp_path / "node")
+        assert torch.equal(settings.load(tmp_path / "node")[1], tokens)
+    _, plain, _ = replace(settings, bos="never").load(tmp_path / "node")
     assert plain[:, 0].tolist() != [BOS] * 3
 
 
