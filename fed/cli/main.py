@@ -13,6 +13,7 @@ from symprune.cli import console
 from symprune.errors import SympruneError
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
+from symprune.machine import durable
 from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
@@ -141,8 +142,8 @@ def compare(
         lines = [run_entry(problem, entry, setting, status.update) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
-    (output / "summary.json").write_text(json.dumps(rows, indent=1))
-    (output / "histories.json").write_text(json.dumps(_histories(lines)))
+    durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
+    durable.write_text(output / "histories.json", json.dumps(_histories(lines)))
     from symprune.fed.compare.plots import plot
 
     picture = output / f"{plan.metric}-against-bytes.png"
@@ -193,13 +194,12 @@ def _make(folder: Path) -> None:
 
 
 def _write(folder: Path, result: Result, problem: Problem) -> None:
-    from safetensors.torch import save_file
-
     content = {
         "algorithm": repr(result.algorithm),
         "problem": problem.name,
         "history": result.history,
     }
-    (folder / "history.json").write_text(json.dumps(content, indent=1))
+    durable.write_text(folder / "history.json", json.dumps(content, indent=1))
     parts = problem.layout.split(result.model)
-    save_file({k: v.contiguous().clone() for k, v in parts.items()}, folder / "model.safetensors")
+    tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+    durable.write_tensors(folder / "model.safetensors", tensors)

@@ -177,7 +177,7 @@ def _deploy(
     console.out.print(_traffic(record["federated"]))
     console.notes([*record["notes"], *_promise(record["federated"])])
     place = deployment.result.parent
-    console.out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(place)
     o.write_json(json_file, record)
 
 
@@ -191,7 +191,7 @@ def _do(job: Any, json_file: Path | None) -> None:
     console.out.print(_traffic(record["federated"]))
     console.out.print(tables.summary(record))
     console.notes([*record["notes"], *_promise(record["federated"])])
-    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(record["output"])
     o.write_json(json_file, record)
 
 

@@ -95,7 +95,7 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
         return load(origin.path, dtype, trust_remote_code=trusted)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:
-        options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
+        options |= {"dtype": "float32" if dtype == "auto" else dtype, **_dequantizing_option()}
     model: Any
     try:
         model = made_by.from_pretrained(origin.path, **options)
@@ -109,7 +109,7 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     return model
 
 
-def _unpacked() -> dict[str, Any]:
+def _dequantizing_option() -> dict[str, Any]:
     """The option that makes transformers turn a GGUF file's blocks into plain weights; releases
     without it always do."""
     try:

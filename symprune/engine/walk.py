@@ -102,7 +102,7 @@ def prune(
             blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
         plan = replace(plan, stored=blocks.stored)
         if recipe.allocation is not None:
-            with _timed(report, "allocate"):
+            with _time(report, "allocate"):
                 counts = blocks.once(
                     "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
                 )
@@ -111,7 +111,7 @@ def prune(
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
-        with _half_pruned(layout, report) if blocks.in_memory else nullcontext():
+        with _say_how_much_is_pruned(layout, report) if blocks.in_memory else nullcontext():
             _walk(layout, blocks, tokens, report, plan, watch, tell)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
@@ -153,7 +153,7 @@ def _walk(
     def ticker(stage: str, index: int) -> forward.Tick:
         return lambda done: watch(stage, index, count, done, samples, "")
 
-    with _timed(report, "embed"):
+    with _time(report, "embed"):
         begin = tokens if plan.needs else None
         first, activations = blocks.begin(begin, report, ticker("embed", 0))
 
@@ -162,12 +162,12 @@ def _walk(
         found = layout.matrices(index)
         measured = watched = Collector()
         if activations is not None:
-            with _timed(report, "collect"):
+            with _time(report, "collect"):
                 if plan.needs.gram and index == first:
-                    tell(_gram_memory(activations, index, block, found, plan))
+                    tell(_check_gram_memory(activations, index, block, found, plan))
                 tick = ticker("collect", index)
                 measured, watched = _collect(activations, index, block, found, plan, tick)
-        with _timed(report, "mask"):
+        with _time(report, "mask"):
             kept = prune_block(
                 found,
                 measured,
@@ -177,9 +177,9 @@ def _walk(
                 lambda n: watch("mask", index, count, n, len(found), found[n].name),
             )
         if activations is not None and index + 1 < count:
-            with _timed(report, "advance"):
+            with _time(report, "advance"):
                 activations.advance(index, block, ticker("advance", index))
-        with _timed(report, "keep"):
+        with _time(report, "keep"):
             blocks.finish(index, report, kept, activations)
 
     for index in range(first, count):
@@ -189,7 +189,7 @@ def _walk(
 
 
 @contextmanager
-def _half_pruned(layout: Layout, report: Report) -> Iterator[None]:
+def _say_how_much_is_pruned(layout: Layout, report: Report) -> Iterator[None]:
     """An error says how much of the model is pruned already; the last block may be so in part."""
     try:
         yield
@@ -230,7 +230,7 @@ def _collect(
     return measured, watched
 
 
-def _gram_memory(
+def _check_gram_memory(
     activations: forward.Activations, index: int, block: nn.Module, found: list[Matrix], plan: Plan
 ) -> str:
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
@@ -339,7 +339,7 @@ def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> st
 
 
 @contextmanager
-def _timed(report: Report, stage: str) -> Iterator[None]:
+def _time(report: Report, stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start
