@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.token_loss import loss
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,6 @@ def cut(ids: Tensor, seqlen: int, max_windows: int | None = None, bos: int | Non
     count = min(count, max_windows) if max_windows else count
     windows = ids[: count * length].view(count, length)
     return windows if bos is None else F.pad(windows, (1, 0), value=bos)
-
-
-def loss(logits: Tensor, window: Tensor, predicted: slice = slice(1, None)) -> float:
-    """Mean negative log likelihood of a window's tokens, all but the first or some of them."""
-    first, last, _ = predicted.indices(len(window))
-    wanted = window[first:last].to(logits.device)
-    return float(F.cross_entropy(logits[0, first - 1 : last - 1].float(), wanted))
 
 
 def summary(losses: list[float], seqlen: int) -> Perplexity:

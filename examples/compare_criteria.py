@@ -15,7 +15,7 @@ from tiny import tiny_model, tiny_tokens
 from torch import Tensor
 
 from symprune import Recipe, prune
-from symprune.scores import available
+from symprune.criteria import available
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ so who runs where, in which order, and after which restart does not change a bit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -18,27 +17,27 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.randomness import Stream
+from symprune.fed.wire.parcel import Message, Received, Sent
+
+__all__ = [  # with the words of a message, which are the wire's
+    "Algorithm",
+    "Like",
+    "Message",
+    "Received",
+    "SampledClients",
+    "Sent",
+    "State",
+    "Turn",
+    "check",
+    "filled",
+    "given",
+    "kept",
+    "per_client",
+    "sample",
+]
 
 T = TypeVar("T")
 State = dict[str, Tensor]
-Received = dict[str, Any]  # name -> stacked rows [C, ...], or a list of C tensors if sent ragged
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A field of a message with more to say than its tensor.
-
-    `each`: in a broadcast, row i is for recipient i (replies are always by row). `bits`: what the
-    paper counts per message (a number or one per row; default 32 a float, 1 a bool). `table`: the
-    values are quantised. A list of tensors is sent ragged, one of any length per client."""
-
-    tensor: Tensor | list[Tensor]
-    bits: int | Tensor | None = None
-    table: bool = False
-    each: bool = False
-
-
-Message = dict[str, "Tensor | Sent"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,11 @@ class Algorithm:
         """Numbers of the algorithm's own for the history."""
         return {}
 
-    # Across machines: what a reply may be, who must reply, and what survives a client's disk.
+    # Across machines: whether it may run, what a reply may be, who must reply, and what survives a
+    # client's disk.
+    def check_across_machines(self) -> None:
+        """Raise a SympruneError if, as it was prepared, it must not leave the simulation."""
+
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         """What the reply of the one client of the turn must look like."""
         model = self.model(server)
@@ -170,81 +173,6 @@ def filled(default: Any = None) -> Any:
     """A field that `prepare` takes from the problem: it travels with the algorithm to the clients
     but is nothing a user chooses."""
     return field(default=default, metadata={"filled": True})
-
-
-def options_of(cls: type[Algorithm]) -> list[str]:
-    """The names of the hyper-parameters a user may choose."""
-    return [f.name for f in fields(cls) if not f.metadata.get("filled")]
-
-
-ALGORITHMS: dict[str, type[Algorithm]] = {}
-ALIASES = {"scaffnew": "proxskip"}
-
-
-def register(cls: type[Algorithm]) -> type[Algorithm]:
-    """Class decorator: the algorithm is found by its name from then on."""
-    for needed in ("name", "paper", "sends"):
-        if not getattr(cls, needed):
-            raise TypeError(f"{cls.__name__} needs a class attribute {needed}.")
-    if ALGORITHMS.get(cls.name, cls).__qualname__ != cls.__qualname__:
-        raise TypeError(f"Two algorithms are called {cls.name}.")
-    ALGORITHMS[cls.name] = cls
-    return cls
-
-
-def build(name: str, **options: Any) -> Algorithm:
-    """The algorithm of this name with these hyper-parameters; unknown ones are named."""
-    name = ALIASES.get(name, name)
-    if name not in ALGORITHMS:
-        known = ", ".join(sorted(ALGORITHMS))
-        raise SympruneError(f"Unknown algorithm {name!r}; choose from {known}.")
-    cls = ALGORITHMS[name]
-    known_options = {f.name: f for f in fields(cls)}
-    for option in options:
-        if option not in known_options:
-            listed = ", ".join(options_of(cls)) or "none"
-            raise SympruneError(f"{name} has no option {option!r}; its options are {listed}.")
-    for option, f in known_options.items():
-        if f.default is MISSING and f.default_factory is MISSING and option not in options:
-            raise SympruneError(f"{name} needs the option {option}.")
-    typed = {o: _typed(name, o, v, str(known_options[o].type)) for o, v in options.items()}
-    return cls(**typed)
-
-
-def choose(name: str, **options: Any) -> Algorithm:
-    """`build` for options that a user gave: what `prepare` fills in is not among them."""
-    algorithm = build(name, **options)
-    for option in options:
-        fixed = option not in options_of(type(algorithm))
-        check(not fixed, f"{name} takes {option} from the problem, it cannot be chosen.")
-    return algorithm
-
-
-def _typed(name: str, option: str, value: Any, kind: str) -> Any:
-    """The value if its type fits the field's annotation; whole numbers may stand for floats and
-    lists for tuples, since that is how they are typed on a command line."""
-    kind = kind.replace("PerClient", "float | tuple")
-    if isinstance(value, list | tuple) and "tuple" in kind:
-        try:
-            return _entries(value, kind.partition("tuple[")[2])
-        except (TypeError, ValueError):
-            raise SympruneError(f"{name}: {option} = {value!r} is not of type {kind}.") from None
-    if isinstance(value, bool) or value is None:
-        fits = ("bool" if isinstance(value, bool) else "None") in kind
-    elif isinstance(value, int) and "int" not in kind and "float" in kind:
-        return float(value)
-    else:
-        fits = type(value).__name__ in kind
-    check(fits, f"{name}: {option} = {value!r} is not of type {kind}.")
-    return value
-
-
-def _entries(values: Sequence[Any], inner: str) -> tuple[Any, ...]:
-    """A tuple whose entries are what its annotation says: whole numbers, words, tuples, floats."""
-    if inner.startswith("tuple["):
-        return tuple(_entries(v, inner.removeprefix("tuple[")) for v in values)
-    kind = int if inner.startswith("int") else str if inner.startswith("str") else float
-    return tuple(kind(v) for v in values)
 
 
 def given(value: T | None) -> T:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.proxskip.proxskip import ProxSkip
+from symprune.fed.algorithms.proxskip.sparse_proxskip import ProxSkip
 from symprune.fed.problems.losses import Logistic
 from symprune.fed.problems.problem import Problem, Rows
 from symprune.fed.protocol import Turn

@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from symprune import masks, scores
+from symprune import criteria, masks
 from symprune.engine import forward, walk
 from symprune.engine.collect import distinct_inputs
 from symprune.machine import compute
@@ -37,8 +37,8 @@ from symprune.recipe import Recipe
 from symprune.refine import dsnot
 from symprune.refine.swap import swap
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
-from symprune.update import least_squares
 from symprune.update.alternating import alternate
+from symprune.update.least_squares import least_squares
 
 console = Console(width=110)
 
@@ -92,8 +92,8 @@ def sampling() -> None:
     table = Table("score of 4096 x 11008", "time", "times RIA's")
     for name in ("independent", "shared"):
         full, sampled = best(
-            lambda: scores.get("ria")(weight, norms),
-            lambda name=name: scores.get("stochria")(weight, norms, {"sampling": name}),
+            lambda: criteria.get("ria")(weight, norms),
+            lambda name=name: criteria.get("stochria")(weight, norms, {"sampling": name}),
         )
         table.add_row(f"stochria, {name}", f"{sampled:.2f} s", f"{sampled / full:.2f}")
     table.add_row("ria", f"{full:.2f} s", "1.00")
@@ -181,7 +181,7 @@ def frontier() -> None:
     rows: list[tuple[str, Callable[[], object]]] = [
         ("60 swaps a row", lambda: swap(weight, keep, gram)),
         ("60 swaps a row, 2:4", lambda: swap(weight, two_of_four, gram, pattern=Pattern(2, 4))),
-        ("lsq, 20 steps", lambda: least_squares.least_squares(weight, keep, gram, tolerance=0)),
+        ("lsq, 20 steps", lambda: least_squares(weight, keep, gram, tolerance=0)),
         ("4 rounds", lambda: alternate(weight, gram, mask_of, rounds=4)),
     ]
     table = Table("4096 x 4096, 50 %", "W @ G", "time", "products")

@@ -21,6 +21,7 @@ from fed_tables import show
 from torch import Tensor
 
 from symprune import calibration
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.cli import console
 from symprune.engine import walk
 from symprune.errors import SympruneError
@@ -28,7 +29,6 @@ from symprune.eval.perplexity import perplexity
 from symprune.fed import Privacy, prune
 from symprune.fed.privacy import noise_multiplier
 from symprune.fed.threads import limited_threads
-from symprune.models import hub
 from symprune.recipe import Recipe
 
 DOMAINS = ("wikitext2", "ptb", "python")
@@ -63,7 +63,7 @@ class Bench:
 
     def load(self) -> None:
         if self.model is None:
-            self.model, self.tokenizer = hub.load(self.name, device="cpu")
+            self.model, self.tokenizer = load_with_tokenizer(self.name, device="cpu")
             self.dense = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.model.load_state_dict(self.dense)
 

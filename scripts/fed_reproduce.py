@@ -26,13 +26,13 @@ from fed_report import Report, kbit
 from fed_tables import Experiment
 
 from symprune.cli import console
+from symprune.fed.algorithms import build
 from symprune.fed.compare.plots import plot_values
 from symprune.fed.compare.runs import Entry, Setting
 from symprune.fed.problems.datasets import Dataset, load
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.optimum import minimise
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import build
 from symprune.fed.simulate import simulate
 
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.errors import SympruneError
 from symprune.jobs.sweep import Grid, Sweep
-from symprune.models import hub
 from symprune.recipe import Recipe
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ def main(
     console.prepare_libraries()
     with console.display() as shown:
         shown.tell(f"Loading {model}")
-        loaded, tokenizer = hub.load(model)
+        loaded, tokenizer = load_with_tokenizer(model)
         grid = Grid(**text, eval_data=eval_data, eval_windows=eval_windows)
         job = Sweep(loaded, tokenizer, model, grid, output)
         every = [recipe for recipes in cells.values() for recipe in recipes]

@@ -19,12 +19,12 @@ import typer
 from published import FIGURES, published
 from rich.table import Table
 
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.engine.walk import prune
 from symprune.errors import SympruneError
 from symprune.jobs.sweep import Grid, Sweep, append_result, read_results
-from symprune.models import hub
 from symprune.recipe import Recipe
 
 SEEDS = 3
@@ -153,7 +153,7 @@ def perplexities(table: str, setup: Setup) -> None:
     cells = [(line, seed) for line in lines for seed in range(line.seeds)]
     with console.display() as shown:
         shown.tell(f"Loading {setup.model}")
-        model, tokenizer = hub.load(setup.model)
+        model, tokenizer = load_with_tokenizer(setup.model)
         job = Sweep(model, tokenizer, setup.model, Grid(**setup.shared), setup.output)
         recipes = [recipe_for(line, seed, setup) for line, seed in cells]
         results = job.run(shown.watch, shown.watch_eval, shown.begin, recipes)
@@ -182,7 +182,7 @@ def accuracies(table: str, setup: Setup, tasks: str, task_data: Path | None, lim
     for line in TABLES[table]:
         key = f"{table}/{setup.model}/{line.label}/{tasks}/{limit}/{sorted(setup.shared.items())}"
         if key not in done:
-            model, tokenizer = hub.load(setup.model)
+            model, tokenizer = load_with_tokenizer(setup.model)
             if line.recipe:
                 prune(model, tokenizer, recipe_for(line, 0, setup))
             result = zeroshot.evaluate(

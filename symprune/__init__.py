@@ -15,10 +15,10 @@ __version__ = "0.1.0"
 _HOME = {
     "MaskSet": "symprune.maskset",
     "Recipe": "symprune.recipe",
-    "Report": "symprune.engine.walk",
+    "Report": "symprune.engine.report",
     "SympruneError": "symprune.errors",
-    "criterion": "symprune.scores",
-    "load": "symprune.checkpoint.packed",
+    "criterion": "symprune.criteria",
+    "load": "symprune.checkpoint.load",
     "prune": "symprune.engine.walk",
 }
 

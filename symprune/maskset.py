@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
+from symprune.machine import durable
 from symprune.masks import count_true, pack_bits, unpack_bits
 
 FILE_NAME = "masks.safetensors"
@@ -74,10 +75,8 @@ class MaskSet(Mapping[str, Tensor]):
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file (to `masks.safetensors` when given a folder)."""
-        from safetensors.torch import save_file
-
         self.fetch()
-        save_file(self._bits, _file(path), metadata=metadata(self._shapes))
+        durable.write_tensors(_file(path), self._bits, metadata(self._shapes))
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:

@@ -11,9 +11,13 @@ from typing import Any
 
 import yaml
 
-from symprune import allocate, masks, refine, scores, update
+from symprune import criteria, masks
+from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
-from symprune.validation import check_choice, check_names, read_mapping
+from symprune.machine import durable
+from symprune.refine import Refinement, choose_refinement
+from symprune.update import LeastSquares, Update, choose_update
+from symprune.validation import check_choice, check_names, to_mapping
 
 BOS = ("auto", "always", "never")
 SHIPPED = Path(__file__).parent / "recipes"
@@ -67,10 +71,10 @@ class Recipe:
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
-        object.__setattr__(self, "params", scores.get(self.method).check(self.params))
-        object.__setattr__(self, "refine", refine.to_dict(self.refinement))
-        object.__setattr__(self, "update", update.to_dict(self.weight_update))
-        object.__setattr__(self, "allocate", allocate.to_dict(self.allocation))
+        object.__setattr__(self, "params", criteria.get(self.method).check(self.params))
+        object.__setattr__(self, "refine", to_mapping(self.refinement))
+        object.__setattr__(self, "update", to_mapping(self.weight_update))
+        object.__setattr__(self, "allocate", to_mapping(self.allocation))
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -91,26 +95,26 @@ class Recipe:
         return masks.Pattern.parse(self.pattern) if self.pattern else None
 
     @property
-    def criterion(self) -> scores.Criterion:
-        return scores.get(self.method)
+    def criterion(self) -> criteria.Criterion:
+        return criteria.get(self.method)
 
     @property
-    def refinement(self) -> refine.Refinement | None:
-        return refine.refinement(self.refine)
+    def refinement(self) -> Refinement | None:
+        return choose_refinement(self.refine)
 
     @property
-    def weight_update(self) -> update.Update | None:
-        return update.chosen_update(self.update)
+    def weight_update(self) -> Update | None:
+        return choose_update(self.update)
 
     @property
     def rounds(self) -> int:
         """How often mask and weights are found in turn."""
         chosen = self.weight_update
-        return chosen.rounds if isinstance(chosen, update.LeastSquares) else 1
+        return chosen.rounds if isinstance(chosen, LeastSquares) else 1
 
     @property
-    def allocation(self) -> allocate.Allocation | None:
-        return allocate.chosen_allocation(self.allocate)
+    def allocation(self) -> Allocation | None:
+        return choose_allocation(self.allocate)
 
     @property
     def target_sparsity(self) -> float:
@@ -143,7 +147,7 @@ class Recipe:
         text = yaml.safe_dump(self.to_dict(), sort_keys=False)
         if Path(path).suffix == ".json":
             text = json.dumps(self.to_dict(), indent=2) + "\n"
-        Path(path).write_text(text)
+        durable.write_text(Path(path), text)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -170,6 +174,19 @@ class Recipe:
         if "method" in changes and "params" not in changes and changes["method"] != self.method:
             changes["params"] = {}
         return replace(self, **changes)
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SympruneError(f"{what.capitalize()} {path} is neither YAML nor JSON.") from error
+    if not isinstance(values, dict):
+        raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
+    return values
 
 
 def _plain(value: Any) -> str:

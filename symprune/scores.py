@@ -6,199 +6,38 @@ is `[out, in]`, row `o` an output channel, column `i` an input channel. With x_i
 input channel i and y_o that of output channel o over the calibration tokens, r_o = ||W_o:||_1 and
 c_i = ||W_:i||_1. (The thesis writes W as `[in, out]`: its rows are our columns.)
 
-To add a criterion, write a function and decorate it. Its positional arguments after `weight` name
-the statistics it needs, its keyword-only arguments are its parameters; the command line, recipes
-and sweeps find it by itself.
+To add a criterion, write a function of `weight`. Its other positional arguments name the statistics
+it needs, its keyword-only arguments are its parameters; the command line, recipes and sweeps find
+it by itself (`criteria`).
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import os
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
 
-STATISTICS = ("input_norm", "output_norm", "generator")
 AT_ONCE = 2**20  # numbers
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """A scoring function, with what it needs and what it can be told."""
-
-    name: str
-    function: Callable[..., Tensor]
-    needs: tuple[str, ...]
-    defaults: Mapping[str, Any]
-
-    @property
-    def formula(self) -> str:
-        return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
-
-    def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params` with each value in its default's type; a name it does not take is an error."""
-        for name in params:
-            if name not in self.defaults:
-                takes = ", ".join(self.defaults) or "no parameters"
-                raise SympruneError(
-                    f"Method {self.name} has no parameter {name!r}; it takes {takes}."
-                )
-        return {name: _cast(self, name, value) for name, value in params.items()}
-
-    def __call__(
-        self, weight: Tensor, statistics: Mapping[str, Any], params: Mapping[str, Any] | None = None
-    ) -> Tensor:
-        """Score `weight`, taking what is needed from `statistics`; always in fp32."""
-        arguments = [statistics[name] for name in self.needs]
-        return self.function(weight.float(), *arguments, **self.check(params or {}))
-
-
-_REGISTRY: dict[str, Criterion] = {}
-
-
-def criterion(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Register `function` under its name, with hyphens for underscores."""
-    made = _as_criterion(function)
-    _REGISTRY[made.name] = made
-    return function
-
-
-def _as_criterion(function: Callable[..., Tensor]) -> Criterion:
-    parameters = list(inspect.signature(function).parameters.values())
-    needs = tuple(p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD)
-    for need in needs:
-        if need not in STATISTICS:
-            raise SympruneError(
-                f"Criterion {function.__name__} asks for {need!r}; "
-                f"statistics are {', '.join(STATISTICS)}, parameters must be keyword-only."
-            )
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return Criterion(function.__name__.replace("_", "-"), function, needs, defaults)
-
-
-def available() -> dict[str, Criterion]:
-    """All registered criteria by name."""
-    return dict(_REGISTRY)
-
-
-def get(name: str) -> Criterion:
-    """The criterion called `name`, or the user's own as `module:function`."""
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    module, colon, attribute = name.partition(":")
-    if colon:
-        return _load(module, attribute)
-    near = get_close_matches(name, _REGISTRY, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_REGISTRY)}."
-    raise SympruneError(f"Unknown method {name!r}; {hint}")
-
-
-def _load(module: str, attribute: str) -> Criterion:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a console script does not look beside the user by itself
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SympruneError(f"Cannot load method {module}:{attribute}: {error}.") from error
-    if not callable(function):
-        raise SympruneError(f"Method {module}:{attribute} is not a function.")
-    made = _as_criterion(function)
-    return Criterion(f"{module}:{attribute}", made.function, made.needs, made.defaults)
-
-
-def _cast(owner: Criterion, name: str, value: Any) -> Any:
-    """`value`, perhaps a string from a command line, as the type of the parameter's default."""
-    default = owner.defaults[name]
-    try:
-        if isinstance(default, bool):
-            if str(value).lower() in ("true", "yes", "on", "1"):
-                return True
-            if str(value).lower() in ("false", "no", "off", "0"):
-                return False
-            raise ValueError
-        if isinstance(default, str):
-            return str(value)
-        if default is None and str(value).lower() == "none":
-            return None
-        return float(value)
-    except (TypeError, ValueError):
-        raise SympruneError(
-            f"Parameter {name} of method {owner.name} cannot be {value!r}."
-        ) from None
-
-
-def inverse(norm: Tensor) -> Tensor:
-    """1/norm, and 0 for a dead row or column: its weights are zero and score zero. So small that
-    1/norm would be infinite is dead."""
-    return torch.where(norm >= torch.finfo(norm.dtype).tiny, 1 / norm, torch.zeros_like(norm))
-
-
-def _rows(weight: Tensor, p: float = 1.0) -> Tensor:
-    """||W_o:||_p as a column vector."""
-    return torch.linalg.vector_norm(weight, ord=p, dim=1, keepdim=True)
-
-
-def _columns(weight: Tensor, p: float = 1.0) -> Tensor:
-    """||W_:i||_p as a row vector."""
-    return torch.linalg.vector_norm(weight, ord=p, dim=0, keepdim=True)
-
-
-def _weigh(
-    magnitudes: Tensor,
-    columns: Tensor,
-    rows: Tensor,
-    factor: Callable[[Tensor, Tensor], Tensor] = torch.add,
-) -> Tensor:
-    """|W| factor(columns, rows), in place, for a row vector and a column vector.
-
-    Some rows at a time: the factor of all of them would be another matrix as large as W.
-    """
-    some = max(1, AT_ONCE // magnitudes.shape[1])
-    for part, beside in zip(magnitudes.split(some), rows.split(some), strict=True):
-        part.mul_(factor(columns, beside))
-    return magnitudes
-
-
-def _sum(squared: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """left + right, or sqrt(left^2 + right^2): the objective with squared norms (appendix E.2)."""
-    return torch.hypot if squared else torch.add
-
-
-def _balanced(x: Tensor, y: Tensor, balance: float | None) -> tuple[Tensor, Tensor]:
-    """x and y as they are, or both brought to mean 1 and y weighted by `balance`."""
-    if balance is None:
-        return x, y
-    return x * inverse(x.mean()), y * (balance * inverse(y.mean()))
-
-
-@criterion
 def magnitude(weight: Tensor) -> Tensor:
     """|W|"""
     return weight.abs()
 
 
-@criterion
 def wanda(weight: Tensor, input_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
     """|W| x^alpha (Corollary 6.3.2; alpha = 1 is Wanda)"""
     return weight.abs().mul_(input_norm**alpha)
 
 
-@criterion
 def owanda(weight: Tensor, output_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
     """|W| y^alpha (Corollary 6.3.3; inside one row the same order as magnitude)"""
     return weight.abs().mul_(output_norm.unsqueeze(1) ** alpha)
 
 
-@criterion
 def symwanda_general(
     weight: Tensor,
     input_norm: Tensor,
@@ -219,7 +58,6 @@ def symwanda_general(
     return _weigh(weight.abs(), x, y.unsqueeze(1), _sum(squared))
 
 
-@criterion
 def symwanda(
     weight: Tensor,
     input_norm: Tensor,
@@ -240,25 +78,21 @@ def symwanda(
     return _weigh(weight.abs(), left, right, _sum(squared))
 
 
-@criterion
 def symmetric(weight: Tensor, *, squared: bool = False) -> Tensor:
     """|W| (||W_:i||_2 + ||W_o:||_2) (Corollary 6.3.4, weights alone)"""
     return _weigh(weight.abs(), _columns(weight, 2), _rows(weight, 2), _sum(squared))
 
 
-@criterion
 def ri(weight: Tensor) -> Tensor:
     """|W| (1/c + 1/r) (Theorem 6.3.5, relative importance)"""
     return _weigh(weight.abs(), inverse(_columns(weight)), inverse(_rows(weight)))
 
 
-@criterion
 def ria(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
     """|W| (1/c + 1/r) x^alpha (Lemma 6.3.6; alpha = 0.5 is best on the thesis's models)"""
     return ri(weight).mul_(input_norm**alpha)
 
 
-@criterion
 def col_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
     """|W| / r x^alpha (Table 6.3, the half of RIA that does the work)
 
@@ -270,7 +104,6 @@ def col_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor
     return weight.abs().mul_(inverse(_rows(weight))).mul_(input_norm**alpha)
 
 
-@criterion
 def row_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
     """|W| / c x^alpha (Table 6.3, the other half; the thesis's row is our column)"""
     return weight.abs().mul_(inverse(_columns(weight))).mul_(input_norm**alpha)
@@ -284,7 +117,6 @@ _STRATEGIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@criterion
 def lp(
     weight: Tensor,
     input_norm: Tensor,
@@ -305,7 +137,6 @@ def lp(
     return _weigh(weight.abs(), *norms, _STRATEGIES[strategy.lower()]).mul_(input_norm**alpha)
 
 
-@criterion
 def stochria(
     weight: Tensor,
     input_norm: Tensor,
@@ -371,4 +202,45 @@ def _subsets(count: int, size: int, tau: int, generator: torch.Generator) -> Ten
     return drawn.T
 
 
-_REGISTRY["symwanda-diag"] = _REGISTRY["symwanda"]  # the name the table of methods uses
+def inverse(norm: Tensor) -> Tensor:
+    """1/norm, and 0 for a dead row or column: its weights are zero and score zero. So small that
+    1/norm would be infinite is dead."""
+    return torch.where(norm >= torch.finfo(norm.dtype).tiny, 1 / norm, torch.zeros_like(norm))
+
+
+def _rows(weight: Tensor, p: float = 1.0) -> Tensor:
+    """||W_o:||_p as a column vector."""
+    return torch.linalg.vector_norm(weight, ord=p, dim=1, keepdim=True)
+
+
+def _columns(weight: Tensor, p: float = 1.0) -> Tensor:
+    """||W_:i||_p as a row vector."""
+    return torch.linalg.vector_norm(weight, ord=p, dim=0, keepdim=True)
+
+
+def _weigh(
+    magnitudes: Tensor,
+    columns: Tensor,
+    rows: Tensor,
+    factor: Callable[[Tensor, Tensor], Tensor] = torch.add,
+) -> Tensor:
+    """|W| factor(columns, rows), in place, for a row vector and a column vector.
+
+    Some rows at a time: the factor of all of them would be another matrix as large as W.
+    """
+    some = max(1, AT_ONCE // magnitudes.shape[1])
+    for part, beside in zip(magnitudes.split(some), rows.split(some), strict=True):
+        part.mul_(factor(columns, beside))
+    return magnitudes
+
+
+def _sum(squared: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """left + right, or sqrt(left^2 + right^2): the objective with squared norms (appendix E.2)."""
+    return torch.hypot if squared else torch.add
+
+
+def _balanced(x: Tensor, y: Tensor, balance: float | None) -> tuple[Tensor, Tensor]:
+    """x and y as they are, or both brought to mean 1 and y weighted by `balance`."""
+    if balance is None:
+        return x, y
+    return x * inverse(x.mean()), y * (balance * inverse(y.mean()))

@@ -1,11 +1,14 @@
-"""What users write in files and options -> checked values: mappings, and names with options."""
+"""What users type, in files and on command lines -> checked values.
+
+One caster gives every option its type (`cast_option`), one grammar reads `--set NAME=VALUE`
+(`parse_assignments`), and `choose` makes a step of a recipe from a name with options.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -13,46 +16,135 @@ import yaml
 from symprune.errors import SympruneError
 
 T = TypeVar("T")
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+IN_WORDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "None": "none",
+}
 
 
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
+def cast_option(owner: str, name: str, kind: str, value: Any) -> Any:
+    """`value`, from Python, a file or a command line, as an option's type.
+
+    owner: whose option it is, for the message. kind: an annotation made of bool, int, float, str,
+    None, `tuple[...]` and `|`. Text stands for what it says, whole numbers for floats, lists for
+    tuples; nothing is rounded.
+    """
+    kinds = _split(kind, "|")
     try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SympruneError(f"{what.capitalize()} {path} is neither YAML nor JSON.") from error
-    if not isinstance(values, dict):
-        raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
-    return values
+        return _cast(value, kinds)
+    except (TypeError, ValueError):
+        takes = " or ".join(IN_WORDS.get(each, "a list") for each in kinds)
+        raise SympruneError(
+            f"Option {name} of {owner} cannot be {value!r}; it takes {takes}."
+        ) from None
 
 
-def check_names(given: Iterable[str], known: Collection[str], owner: str) -> None:
-    """Refuse a name that is not known, with the nearest one that is."""
+def _cast(value: Any, kinds: list[str]) -> Any:
+    """As the first of the kinds that fits; its own type fits best."""
+    if "None" in kinds and str(value).lower() == "none":
+        return None
+    if type(value).__name__ in kinds:
+        return value
+    for kind in kinds:
+        try:
+            return _cast_to(kind, value)
+        except (TypeError, ValueError):
+            continue
+    raise ValueError
+
+
+def _cast_to(kind: str, value: Any) -> Any:
+    if kind.startswith("tuple"):
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        inner = _split(kind.removeprefix("tuple[").removesuffix("]"), ",")[0]
+        return tuple(_cast(entry, _split(inner, "|")) for entry in value)
+    if kind == "bool":
+        if str(value).lower() not in TRUE + FALSE:
+            raise ValueError
+        return str(value).lower() in TRUE
+    if kind not in ("int", "float", "str") or isinstance(value, bool):
+        raise TypeError
+    if not isinstance(value, str | int | float):
+        raise TypeError
+    if kind == "int" and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return {"int": int, "float": float, "str": str}[kind](value)
+
+
+def _split(kind: str, sign: str) -> list[str]:
+    """An annotation at every `sign` that stands in no brackets."""
+    parts, depth = [""], 0
+    for letter in kind:
+        depth += (letter == "[") - (letter == "]")
+        if letter == sign and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """What `--set NAME=VALUE` says, for all of them: `["a=1", "b-c=[0.1, x]"]` ->
+    `{"a": 1, "b_c": [0.1, "x"]}`. Values are read as YAML."""
+    assigned = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise SympruneError(f"--set {text!r} is not of the form NAME=VALUE.")
+        try:
+            assigned[name.strip().replace("-", "_")] = read_numbers(yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise SympruneError(f"--set {text!r}: {value!r} is not a value in YAML.") from None
+    return assigned
+
+
+def read_numbers(value: Any) -> Any:
+    """YAML reads 1e-3 as text; here it is a number, wherever it stands."""
+    if isinstance(value, dict):
+        return {key: read_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [read_numbers(entry) for entry in value]
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def check_names(given: Iterable[str], known: Collection[str], owner: str, what: str = "") -> None:
+    """Refuse a name that is not known, with the nearest one that is; `what` it would be."""
     for name in given:
         if name not in known:
             near = get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}."
-            raise SympruneError(f"{owner} has no {name!r}; {hint}")
+            takes = ", ".join(known) or "none"
+            hint = f"did you mean {near[0]}?" if near else f"it takes {takes}."
+            raise SympruneError(f"{owner} has no {what + ' ' if what else ''}{name!r}; {hint}")
 
 
 def choose(what: str, kinds: Mapping[str, type[T]], options: Any) -> T | None:
     """Nothing, a name, or a mapping with a name and options -> None or an instance of its kind."""
     if options is None:
         return None
+    if not isinstance(options, str | Mapping):
+        raise SympruneError(f"{what.capitalize()} {options!r} is neither a name nor a mapping.")
     given = {"name": options} if isinstance(options, str) else dict(options)
     name = given.pop("name", None)
     if name not in kinds:
         raise SympruneError(f"Unknown {what} {name!r}; choose {', '.join(kinds)}.")
     known = {field.name: str(field.type) for field in fields(kinds[name])}  # type: ignore[arg-type]
     check_names(given, known, f"{what.capitalize()} {name}")
-    return kinds[name](**{key: _cast(name, key, known[key], v) for key, v in given.items()})
+    return kinds[name](**{k: cast_option(name, k, known[k], v) for k, v in given.items()})
 
 
-def written(name: str, chosen: Any) -> dict[str, Any]:
-    """The recipe's way of writing a choice, options that were not given left out."""
-    return {"name": name, **{k: v for k, v in asdict(chosen).items() if v is not None}}
+def to_mapping(chosen: Any) -> dict[str, Any] | None:
+    """What `choose` made, as a recipe writes it; options that were not given are left out."""
+    if chosen is None:
+        return None
+    return {"name": chosen.name, **{k: v for k, v in asdict(chosen).items() if v is not None}}
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -70,18 +162,3 @@ def check_not_negative(**values: float) -> None:
     for name, value in values.items():
         if not value >= 0:
             raise SympruneError(f"{name} must be 0 or more, not {value}.")
-
-
-def _cast(owner: str, name: str, kind: str, value: Any) -> Any:
-    """A value from a file or a command line as the option's type."""
-    if value is None:
-        return None
-    plain = {"bool": bool, "int": int, "float": float, "str": str}[kind.split(" ")[0]]
-    try:
-        if plain is bool and not isinstance(value, bool):
-            raise ValueError
-        return plain(value)
-    except (TypeError, ValueError):
-        raise SympruneError(
-            f"Option {name} of {owner} has the wrong type: {value!r} is no {plain.__name__}."
-        ) from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from symprune.checkpoint.output_folder import RECORD, read_record
+from symprune.checkpoint.record import RECORD, read_record
 from symprune.errors import SympruneError
 from symprune.eval.report import charts, heatmap, page
 from symprune.eval.report.charts import Axis, Point, Reference, Series

@@ -1,4 +1,5 @@
-"""One file per algorithm. This page is the protocol; `gradient_descent.py` is the smallest one.
+"""A folder per family of algorithms, named as its paper. This page is the protocol;
+`baselines/gradient_descent.py` is the smallest algorithm.
 
 An algorithm is a frozen dataclass of hyper-parameters with `@register` and a few pure functions:
 
@@ -21,10 +22,11 @@ An algorithm is a frozen dataclass of hyper-parameters with `@register` and a fe
         def personal_models(self, server, client, problem): ...       # [C, d] or None
         def metrics(self, server, client): ...           # extra numbers for the history
 
-Across machines (`server.py`, `client.py`) it also needs to say what a reply looks like: the class
-attribute `replies = ("g",)` for fields that are vectors like the model, else `reply_like`. If a
-client's state follows from the messages, `memory` and `follow` let the server keep a copy for a
-client that loses its disk. `server_step` must work with the replies of a part of the cohort (or
+Across machines (`remote/server.py`, `remote/client.py`) it also needs to say what a reply looks
+like: the class attribute `replies = ("g",)` for fields that are vectors like the model, else
+`reply_like`. What must not leave the simulation says so in `check_across_machines`. If a client's
+state follows from the messages, `memory` and `follow` let the server keep a copy for a client that
+loses its disk. `server_step` must work with the replies of a part of the cohort (or
 `needs_everyone`) and raise a SympruneError when a reply contradicts itself.
 
 A turn of the engine calls them in this order; a turn is one message to and one from each client of
@@ -41,12 +43,14 @@ Randomness: `turn.stream("purpose")` has a row per client, `turn.shared("purpose
 server and all clients without being sent. Nothing else may be random, nothing may be kept outside
 the states: then checkpoints, chunks of clients and other machines give the same bits for free.
 
-Bases that save lines: `SampledClients` (option cohort_size), `local.LocalSteps` (gamma, p, batch),
-`local_epochs.LocalEpochs` (epochs of SGD), `control_variates.ControlVariates` (an h_i per client),
-`personal_masks.PersonalMasks` (a mask per client), `own_layers.OwnLayers` (layers per client),
-`first_sketch.FirstSketch` (clients describe themselves first), `cohorts.CohortMethod` (K rounds).
-A field that only `prepare` sets, such as the model's shapes, is declared with `filled()`: it goes
-to the clients but is no option.
+Bases that save lines, for every family: `protocol.SampledClients` (option cohort_size), and in
+`shared/` `local_steps.LocalSteps` (gamma, p, batch), `local_epochs.LocalEpochs` (epochs of SGD),
+`control_variates.ControlVariates` (an h_i per client), `first_sketch.FirstSketch` (clients describe
+themselves first). Within one family: `fedspa/personal_masks.PersonalMasks` (a mask per client),
+`fedp3/fedp3.OwnLayers` (layers per client), `fedsparse/em.EMMethod` (epochs towards a prior),
+`cohort_squeeze/cohorts.CohortMethod` (K rounds). A family imports `shared/` and the root of `fed`,
+never another family. A field that only `prepare` sets, such as the model's shapes, is declared
+with `filled()`: it goes to the clients but is no option.
 
 Files in the folders here are found by themselves; `symprune fed list` shows what they register.
 """
@@ -56,9 +60,10 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import walk_packages
 
-from symprune.fed.protocol import ALGORITHMS, Algorithm, build, register
+from symprune.fed.protocol import Algorithm
+from symprune.fed.registry import ALGORITHMS, build, choose, options_of, register
 
 for _module in sorted(module.name for module in walk_packages(__path__, f"{__name__}.")):
     import_module(_module)
 
-__all__ = ["ALGORITHMS", "Algorithm", "build", "register"]
+__all__ = ["ALGORITHMS", "Algorithm", "build", "choose", "options_of", "register"]

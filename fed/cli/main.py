@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from symprune.errors import SympruneError
-from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
-from symprune.fed.compare.plan import read_plan
-from symprune.fed.compare.runs import Line, Setting, run_entry, summary
-from symprune.fed.compare.values import parse_options
-from symprune.fed.problems.make import make_problem
-from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import choose, options_of
-from symprune.fed.simulate import Record, Result, simulate
+from symprune.validation import parse_assignments
+
+if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
+    from symprune.fed.compare.runs import Line
+    from symprune.fed.problems.problem import Problem
+    from symprune.fed.simulate import Record, Result
 
 app = typer.Typer(
     help="Federated sparse training, and pruning with text that stays where it is.",
@@ -66,7 +64,11 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
-    options = parse_options(option or [])
+    from symprune.fed.algorithms import choose
+    from symprune.fed.problems.make import make_problem
+    from symprune.fed.simulate import simulate
+
+    options = parse_assignments(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
     if compressor is not None:
@@ -80,8 +82,8 @@ def run(
         data,
         model,
         split,
-        clients,
-        l2,
+        clients=clients,
+        l2=l2,
         weighting=weighting,
         dtype=dtype,
         seed=seed,
@@ -107,6 +109,8 @@ def run(
 @app.command("list")
 def list_algorithms() -> None:
     """All algorithms: what they do, what they send, their options."""
+    from symprune.fed.algorithms import ALGORITHMS, options_of
+
     table = Table(show_lines=False, header_style="bold")
     for column in ("algorithm", "what it does", "sends", "options"):
         table.add_column(column, overflow="fold")
@@ -125,6 +129,10 @@ def compare(
     ),
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
+    from symprune.fed.compare.plan import read_plan
+    from symprune.fed.compare.runs import Setting, run_entry, summary
+    from symprune.fed.problems.make import make_problem
+
     plan = read_plan(file)
     _make(output)
     problem = make_problem(**plan.problem)

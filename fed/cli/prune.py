@@ -14,7 +14,6 @@ from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, expand
 from symprune.errors import SympruneError
 from symprune.eval import tables
-from symprune.fed.pruning.noise import Privacy
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
@@ -134,6 +133,7 @@ def prune(
       symprune fed prune --model smollm2-135m --clients 4 --calibration builtin --nsamples 16
     """
     from symprune.fed.pruning import job as jobs
+    from symprune.fed.pruning.noise import Privacy
 
     if client and calibration is not None:
         raise SympruneError("--calibration goes with --clients; each --client has its own text.")
@@ -146,7 +146,7 @@ def prune(
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")
-    job = jobs.Job(
+    job = jobs.PruningJob(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
@@ -218,9 +218,9 @@ def _promise(federated: dict[str, Any]) -> list[str]:
     if federated["secure_sum"]:
         notes.append("The statistics were added up behind pairwise masks.")
     if "privacy" in federated:
-        found = federated["privacy"]
+        promised = federated["privacy"]
         notes.append(
-            f"All a client sent is ({found['epsilon']:g}, {found['delta']:g})-differentially "
+            f"All a client sent is ({promised['epsilon']:g}, {promised['delta']:g})-differentially "
             "private for each of its windows."
         )
     return notes

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint import output_folder
+from symprune.checkpoint.load import load_model
 from symprune.engine import bos, walk
+from symprune.engine.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process
@@ -30,7 +32,7 @@ REFERENCE_WINDOWS = 16
 
 
 @dataclass(frozen=True)
-class Job:
+class PruningJob:
     """A `fed prune` command.
 
     texts: one per client, `recipe.nsamples` windows each; or none, and the recipe's calibration set
@@ -95,7 +97,7 @@ class Job:
 
 
 def prune(
-    job: Job,
+    job: PruningJob,
     tell: Tell = lambda _: None,
     watch: walk.Watch = lambda *_: None,
     watch_eval: Callable[[int, int], None] = lambda *_: None,
@@ -104,7 +106,7 @@ def prune(
     output_folder.check_output(job.folder, job.force)
     origin = hub.resolve(job.model, job.access)
     device = hub.pick_device(job.device)
-    seqlen, notes = walk.cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
+    seqlen, notes = cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
     tell(f"Drawing calibration text for {len(job.names)} clients")
@@ -120,23 +122,23 @@ def prune(
         for data in job.held_out:
             texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
     tell(f"Loading {job.model}")
-    model = hub.load_model(origin, job.dtype).to(device)
+    model = load_model(origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    output_folder.check_output(job.folder, job.force, needed=size)
+    output_folder.check_room(job.folder, size)
     dtype = model.dtype
     stored = compute.widen(model, job.compute_dtype, device)
     tell(f"Computing in {compute.describe(model.dtype, dtype, device)}")
-    found = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
-    clients = [calibration.begin_with(tokens, found.token) for tokens in clients]
+    beginning = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
+    clients = [calibration.begin_with(tokens, beginning.token) for tokens in clients]
     if reference is not None:
-        reference = calibration.begin_with(reference, found.token)
+        reference = calibration.begin_with(reference, beginning.token)
 
     def measure(which: str) -> dict[str, Any]:
         measured = {}
         for data, ids in texts.items():
             tell(f"Perplexity of the {which} model on {data}")
             measured[data] = perplexity(
-                model, ids, seqlen, job.eval_windows, watch_eval, found.token
+                model, ids, seqlen, job.eval_windows, watch_eval, beginning.token
             )
         return measured
 
@@ -145,8 +147,8 @@ def prune(
     result = prune_in_process(
         model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored
     )
-    result.report.notes[:0] = [*notes, *found.notes]
-    result.report.bos = found
+    result.report.notes[:0] = [*notes, *beginning.notes]
+    result.report.bos = beginning
     pruned = measure("pruned")
     record = {
         "model": job.model,
@@ -172,7 +174,7 @@ def prune(
     record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
-    output_folder.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
+    output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
     record["output"] = str(job.folder)
     record["output_bytes"] = output_folder.folder_size(job.folder)
     return record

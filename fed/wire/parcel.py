@@ -1,22 +1,42 @@
-"""From an algorithm's message to bytes and back, and the size of every row without making bytes."""
+"""A message between server and clients: its fields, to bytes and back, and what every row weighs
+without making bytes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
-from symprune.fed.protocol import Message, Received, Sent
+from symprune.errors import Diverged, SympruneError
 from symprune.fed.wire.payload import (
     MAX_VALUES,
-    check_finite,
     decode_message,
     encode_message,
     encoded_sizes,
+    is_finite,
     message_overhead,
 )
+
+Received = dict[str, Any]  # name -> stacked rows [C, ...], or a list of C tensors if sent ragged
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A field of a message with more to say than its tensor.
+
+    `each`: in a broadcast, row i is for recipient i (replies are always by row). `bits`: what the
+    paper counts per message (a number or one per row; default 32 a float, 1 a bool). `table`: the
+    values are quantised. A list of tensors is sent ragged, one of any length per client."""
+
+    tensor: Tensor | list[Tensor]
+    bits: int | Tensor | None = None
+    table: bool = False
+    each: bool = False
+
+
+Message = dict[str, "Tensor | Sent"]
 
 
 class Parcel:
@@ -34,11 +54,12 @@ class Parcel:
                     f"Field {name!r} has {len(field.tensor)} rows for {count} clients."
                 )
 
-    def check_finite(self, what: str, advice: str) -> None:
+    def check_finite(self, what: str) -> None:
+        """Refuse NaN and infinity, which only a run that diverges comes to."""
         for name, field in self.fields.items():
             tensors = field.tensor if isinstance(field.tensor, list) else [field.tensor]
-            for tensor in tensors:
-                check_finite(tensor, f"{what}, field {name!r},", f"; {advice}")
+            if not all(is_finite(tensor) for tensor in tensors):
+                raise Diverged(f"{what}, field {name!r}, holds values that are not finite")
 
     def sizes(self) -> Tensor:
         """Encoded bytes of every client's message, `[count]`."""

@@ -1,4 +1,4 @@
-"""Where pruned blocks go: output files filled as blocks are done, and the progress kept with them.
+"""Where pruned blocks go: the files of the output folder, filled as blocks are done.
 
 The output's files are those of the input: the same names, the same tensors, in the same places.
 Prunable matrices are written in the model's type, whatever they were computed in, everything else
@@ -8,29 +8,18 @@ byte for byte (unless another type was asked for). Masks are written as they are
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from symprune.checkpoint.resume import HiddenStates, Progress
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_header
-from symprune.engine import forward
-from symprune.engine.arguments import Allocate
-from symprune.engine.blocks import Blocks
-from symprune.machine import distributed
+from symprune.machine import durable
 from symprune.maskset import FILE_NAME, MaskSet, metadata
 
-if TYPE_CHECKING:
-    from symprune.engine.walk import Report
 
-
-class Sink:
+class OutputFiles:
     """The files of the output folder."""
 
     def __init__(self, folder: Path, streamed: StreamedModel, source: Shards, keep: bool) -> None:
@@ -122,90 +111,7 @@ class Sink:
             content.setdefault("metadata", {})["total_size"] = sum(
                 entry.size for file in self.files.values() for entry in file.header.entries
             )
-            (self.folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
+            durable.write_text(self.folder / INDEX, json.dumps(content, indent=2) + "\n")
 
     def _file_of(self, key: str) -> OutputFile:
         return self.files[self.source.entries[key].file]
-
-
-class StreamedBlocks(Blocks):
-    """The blocks of a model on disk, written as they are done, resumable at any of them."""
-
-    in_memory = False
-
-    def __init__(
-        self,
-        streamed: StreamedModel,
-        sink: Sink,
-        progress: Progress,
-        allocate: Allocate | None = None,
-        at_once: int = 1,
-    ) -> None:
-        super().__init__(streamed.layout, stored=streamed.dtype, at_once=at_once)
-        self.streamed = streamed
-        self.sink = sink
-        self.progress = progress
-        self.allocate = allocate
-        self.states = HiddenStates(progress.folder, distributed.rank())
-
-    def begin(
-        self, tokens: Tensor | None, report: Report, tick: forward.Tick
-    ) -> tuple[int, forward.Activations | None]:
-        from symprune.engine.walk import LayerReport
-
-        done = self.progress
-        report.layers[:] = [LayerReport(**layer) for layer in done.layers]
-        report.notes[:] = list(dict.fromkeys([*report.notes, *done.notes]))
-        report.seconds.update(done.seconds)
-        if tokens is None or done.finished == len(self):
-            return done.finished, None
-        with self.streamed.around():
-            activations = forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
-        if done.hidden:
-            self.states.restore(done.hidden, activations.hidden)
-        written = self.sink.pruned()
-        for index in range(done.hidden, done.finished):
-            with self.streamed.block(index, written) as block:
-                activations.advance(index, block)
-        return done.finished, activations
-
-    @contextmanager
-    def block(self, index: int) -> Iterator[nn.Module]:
-        with self.streamed.block(index) as block:
-            yield block
-
-    def finish(
-        self,
-        index: int,
-        report: Report,
-        kept: MaskSet,
-        activations: forward.Activations | None,
-    ) -> None:
-        """On the disk: the block, sometimes the hidden states behind it, then that it is done.
-
-        Hidden states are not all there is where blocks leave something else for later ones: then a
-        run that goes on passes the samples through all finished blocks again.
-        """
-        done = self.progress
-        keep_states = (
-            activations is not None
-            and not activations.arguments.carry_state
-            and index + 1 < len(self)
-            and distributed.agree(self.states.due())
-        )
-        if keep_states and activations is not None:
-            self.states.keep(index + 1, activations.hidden)
-        if distributed.rank() == 0:
-            self.sink.write_block(index, kept)
-        distributed.wait()
-        done.finished = index + 1
-        done.hidden = index + 1 if keep_states else done.hidden
-        done.layers += [asdict(layer) for layer in report.layers[len(done.layers) :]]
-        done.notes, done.seconds = list(report.notes), dict(report.seconds)
-        done.save()
-        distributed.wait()
-        if keep_states:
-            self.states.drop_but(index + 1)
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        return self.progress.once(name, make)

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,10 +58,11 @@ def pack(
     names = shard_names(folder)
     if not (folder / "config.json").is_file() or not names:
         raise SympruneError(f"{folder} is not a folder with a model in safetensors files.")
+    output_folder.check_output(output, force)
     masks = [maskset.FILE_NAME] if (folder / maskset.FILE_NAME).is_file() else []
     weights = Shards(folder, names)
     steps = 2 * (len(weights.entries) + 1)
-    with output_folder.whole_folder(output, force) as work:
+    with output_folder.whole_folder(output) as work:
         done = _Count(tick, steps)
         for number, name in enumerate(names):
             packed = f"{PREFIX}{number + 1:05}-of-{len(names):05}.safetensors"
@@ -78,9 +78,10 @@ def unpack(
     folder: Path, output: Path, force: bool = False, tick: Tick = lambda *_: None
 ) -> dict[str, int]:
     """Restore the checkpoint a packed folder was made from, byte for byte."""
+    output_folder.check_output(output, force)
     weights = PackedShards(folder)
     masks = [PackedShards(folder, [MASKS], weights)] if (folder / MASKS).is_file() else []
-    with output_folder.whole_folder(output, force) as work:
+    with output_folder.whole_folder(output) as work:
         done = _Count(tick, len(weights.entries) + 1)
         for source in (weights, *masks):
             for name, header in source.headers.items():
@@ -93,21 +94,6 @@ def unpack(
         _copy_others(folder, work, {*packed_names(folder), MASKS}, {PACKED_INDEX: INDEX})
     done.finish()
     return {"before": output_folder.folder_size(folder), "after": output_folder.folder_size(output)}
-
-
-def load(
-    folder: str | Path, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
-) -> Any:
-    """The causal LM in a folder, packed or not, in memory; nothing is written to disk."""
-    from symprune.checkpoint.streamed_model import StreamedModel
-    from symprune.models import hub
-
-    hub.check_dtype(dtype)
-    access = hub.Access(trust_remote_code=trust_remote_code)
-    where, origin = Path(folder), hub.resolve(str(folder), access)
-    source, config = open_shards(where), hub.load_config(origin)
-    streamed = StreamedModel(source, config, dtype, hub.pick_device(device), trust_remote_code)
-    return streamed.load_all()
 
 
 def packed_names(folder: Path) -> list[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from symprune.cli import options as o
 from symprune.errors import SympruneError
-from symprune.recipe import Recipe
+from symprune.validation import parse_assignments
+
+if TYPE_CHECKING:
+    from symprune.recipe import Recipe
 
 HUB = "Hub"
 Revision = Annotated[
@@ -55,6 +58,8 @@ class Choosing:
 
     def build(self, **others: Any) -> Recipe:
         """The recipe these options and `others` (None: not given) describe."""
+        from symprune.recipe import Recipe
+
         if self.sparsity is not None and self.pattern is not None:
             raise SympruneError("Give --sparsity or --pattern, not both.")
         changes = o.given(
@@ -68,7 +73,7 @@ class Choosing:
         chosen = chosen.with_changes(**changes)
         chosen = o.with_token_limit(chosen, self.token_limit)
         params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
-        params |= o.assignments(self.set_ or [])
+        params |= parse_assignments(self.set_ or [])
         return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from symprune import __version__, scores
+from symprune import __version__
 from symprune.cli import console, measure, pack, prune
 from symprune.fed.cli.main import app as federated
 
@@ -58,8 +58,10 @@ def methods() -> None:
     W is [out, in]; x and y are the norms of a layer's input and output channels, r and c the l1
     norms of a weight's row and column.
     """
+    from symprune import criteria
+
     table = Table("method", "score", "parameters (defaults)")
-    for name, item in scores.available().items():
+    for name, item in criteria.available().items():
         parameters = ", ".join(f"{key}={value}" for key, value in item.defaults.items())
         table.add_row(name, item.formula, parameters)
     console.out.print(table)

@@ -58,6 +58,7 @@ def evaluate(
     console.prepare_libraries()
     record: dict[str, object] = {"model": model}
     if tasks:
+        from symprune.checkpoint.load import load_computing
         from symprune.eval import zeroshot
         from symprune.models import hub
 
@@ -67,7 +68,7 @@ def evaluate(
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
-            loaded, _ = hub.load_computing(origin, dtype, where, compute_dtype)
+            loaded, _ = load_computing(origin, dtype, where, compute_dtype)
             tokenizer = hub.load_tokenizer(origin)
         result = zeroshot.evaluate(
             loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
@@ -100,7 +101,7 @@ def inspect(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
-    from symprune.checkpoint.output_folder import read_record
+    from symprune.checkpoint.record import read_record
     from symprune.eval.tables import percent
     from symprune.jobs.inspect import inspect_folder
 

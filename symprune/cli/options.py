@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from symprune.errors import SympruneError
-from symprune.recipe import Recipe
+from symprune.machine import durable
+
+if TYPE_CHECKING:
+    from symprune.recipe import Recipe
 
 Model = Annotated[
     str,
@@ -349,17 +352,6 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def assignments(texts: list[str]) -> dict[str, str]:
-    """`["a=1"]` -> `{"a": "1"}`"""
-    pairs = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise SympruneError(f"--set {text!r} is not of the form NAME=VALUE.")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
 def with_step(recipe: Recipe, step: str, name: str | None, options: dict[str, Any]) -> Recipe:
     """The recipe with a step (`refine`, `update`, `allocate`), or the one it has with `options`."""
     if name in ("none", "uniform"):
@@ -385,6 +377,6 @@ def write_json(path: Path | None, record: dict[str, Any]) -> None:
     if path is None:
         return
     try:
-        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        durable.write_text(path, json.dumps(record, indent=2, default=str) + "\n")
     except OSError as error:
         raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error

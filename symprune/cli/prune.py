@@ -155,6 +155,7 @@ def sweep(
 
       refinements: \\[null, dsnot, {name: r2-dsnot, layers: all}]
     """
+    from symprune.checkpoint.load import load_computing
     from symprune.eval import tables
     from symprune.jobs.sweep import Grid, Sweep, over_seeds
     from symprune.models import hub
@@ -165,7 +166,7 @@ def sweep(
     with console.display() as shown:
         shown.tell(f"Loading {model}")
         origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
-        loaded, stored = hub.load_computing(origin, dtype, where, compute_dtype)
+        loaded, stored = load_computing(origin, dtype, where, compute_dtype)
         tokenizer = hub.load_tokenizer(origin)
         name = f"{model}@{loading.revision}" if loading.revision else model
         job = Sweep(loaded, tokenizer, name, chosen, output, stored)

@@ -1,32 +1,30 @@
 """How the walk gets at a model's blocks: one at a time, in order, each entered and left once.
 
-`Blocks` is a model that is in memory as a whole, where there is nothing to fetch. `stream` has one
-that reads a block from disk when it is entered and has written it when it is left.
+`Blocks` is a model that is in memory as a whole, where there is nothing to fetch. `checkpoint` has
+one that reads a block from disk when it is entered and has written it when it is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from symprune.engine import forward
+from symprune.engine.report import Report
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout
-
-if TYPE_CHECKING:
-    from symprune.engine.walk import Report
 
 
 class Blocks:
     """The blocks of a model in memory.
 
-    embedded is what `walk.embed` made of the tokens, for callers that prune again and again. stored
-    is the type weights will be written in, if not the one they are computed in. at_once samples
-    pass a block together.
+    embedded is what `forward.embed` made of the tokens, for callers that prune again and again.
+    stored is the type weights will be written in, if not the one they are computed in. at_once
+    samples pass a block together.
     """
 
     in_memory = True

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.errors import SympruneError
-from symprune.eval.perplexity import loss
 from symprune.models.hub import max_length
 from symprune.recipe import BOS
+from symprune.token_loss import loss
 from symprune.validation import check_choice
 
 AS_PUBLISHED = ("llama", "opt")

@@ -20,6 +20,9 @@ from symprune.models.layout import Layout, device_of
 from symprune.models.matrices import is_experts
 
 Tick = Callable[[int], None]
+Watch = Callable[[str, int, int, int, int, str], None]
+"""watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
+samples, or, in the stage `mask`, matrices: then `layer` is the name of the next."""
 
 
 class _Captured(Exception):

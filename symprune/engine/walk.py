@@ -18,27 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from symprune import masks
-from symprune.allocate import budget
-from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
-from symprune.engine import bos, decide, forward
+from symprune.engine import decide, forward
+from symprune.engine.allocation import divide_budget
 from symprune.engine.blocks import Blocks
-from symprune.engine.bos import Bos
 from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.forward import Watch
+from symprune.engine.reduce import reduce
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
+from symprune.engine.tokens import read_tokens
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.machine import distributed, host, memory
 from symprune.maskset import MaskSet
-from symprune.models.hub import max_length
 from symprune.models.layout import Layout, device_of, find_layout
 from symprune.models.matrices import Matrix, kind_of
 from symprune.models.support import check_supported
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
+from symprune.stats import GRAM, ChannelStats, Needs
 from symprune.validation import check_choice
 
-Watch = Callable[[str, int, int, int, int, str], None]
-"""watch(stage, block, blocks, done, total, layer): called as the work goes on. What is done are
-samples, or, in the stage `mask`, matrices: then `layer` is the name of the next."""
 GRAM_DEVICES = ("auto", "cpu", "disk")
 
 
@@ -93,7 +90,7 @@ def prune(
     check_choice("gram_device", gram_device, GRAM_DEVICES)
     if base is not None:
         _check_can_start_from_masks(recipe)
-    tokens, held_out, notes, found = _tokens(model, data, held_out, recipe, needs)
+    tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
     plan = Plan(recipe, needs, report_error, base, gram_device)
@@ -107,7 +104,7 @@ def prune(
         if recipe.allocation is not None:
             with _timed(report, "allocate"):
                 counts = blocks.once(
-                    "allocation", lambda: _allocation(layout, blocks, tokens, recipe, watch)
+                    "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
                 )
             plan = replace(plan, removed=counts)
         if needs.gram and held_out is not None:
@@ -119,47 +116,6 @@ def prune(
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
     return report
-
-
-def _tokens(
-    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: Needs
-) -> tuple[Tensor, Tensor | None, list[str], Bos | None]:
-    if isinstance(data, Tensor):
-        if data.dim() != 2 or data.numel() == 0:
-            raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
-        if held_out is not None and held_out.shape[1:] != data.shape[1:]:
-            raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
-        return data, held_out, [], None
-    if not reads_text(recipe, needs):
-        return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, [], None
-    seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
-    tokens, held_out = draw_tokens(data, recipe, needs, seqlen)
-    found = bos.decide(recipe.bos, data, model.config, bos.in_memory(model))
-    tokens = begin_with(tokens, found.token)
-    held_out = None if held_out is None else begin_with(held_out, found.token)
-    return tokens, held_out, [*notes, *found.notes], found
-
-
-def reads_text(recipe: Recipe, needs: Needs) -> bool:
-    """Whether calibration text has a say: in the masks, or in how much each layer gives."""
-    return bool(needs) or recipe.allocation is not None
-
-
-def draw_tokens(
-    tokenizer: Any, recipe: Recipe, needs: Needs, seqlen: int
-) -> tuple[Tensor, Tensor | None]:
-    """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
-    settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
-    tokens = calibration_tokens(*settings)
-    return tokens, held_out_tokens(*settings) if needs.gram else None
-
-
-def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:
-    """The sequence length the model can take, and a note when that is less than was asked for."""
-    limit = max_length(config)
-    if limit is None or seqlen <= limit:
-        return seqlen, []
-    return limit, [f"The model supports {limit} positions: seqlen is {limit}, not {seqlen}."]
 
 
 def _check_can_start_from_masks(recipe: Recipe) -> None:
@@ -264,13 +220,13 @@ def _collect(
     settings, held_out = (activations, index, block, found), plan.held_out
     calibrating = len(activations) - (held_out or 0)
     measured = collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
-    distributed.reduce(measured)
+    reduce(measured)
     watched = Collector()
     if held_out is not None:
         watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
         others = range(calibrating, len(activations))
         watched = collect(*settings, watching, tick, others, plan.gram_device)
-        distributed.reduce(watched)
+        reduce(watched)
     return measured, watched
 
 
@@ -380,40 +336,6 @@ def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> st
         "output_norm" in asked and matrix.name not in measured.outputs
     )
     return "no calibration token came by" if unseen and plan.base is None else ""
-
-
-def _allocation(
-    layout: Layout, blocks: Blocks, tokens: Tensor, recipe: Recipe, watch: Watch
-) -> dict[str, int]:
-    """How many weights each matrix loses, from one pass over the dense model."""
-    chosen, count = recipe.allocation, len(blocks)
-    assert chosen is not None
-    _, activations = blocks.begin(tokens, Report(recipe, tokens.shape[1]), lambda _: None)
-    assert activations is not None
-    sparsity, square = recipe.target_sparsity, frozenset({SQUARE})
-    needs = Needs(square, square if chosen.looks_at_outputs else frozenset(), recipe.token_limit)
-    layers = []
-    for index in range(count):
-        with blocks.block(index) as block:
-            found = layout.matrices(index)
-            measured = collect(activations, index, block, found, needs, advance=True)
-            distributed.reduce(measured)
-            for matrix in found:
-                name, weight = matrix.name, matrix.weight
-                rows, columns = weight.shape
-                removed = masks.removed_from(rows, columns, sparsity, recipe.group)
-                layer = budget.Layer(name, index, rows, columns, removed)
-                input_norm = _norm(measured.inputs.get(name), weight[0])
-                output_norm = _norm(measured.outputs.get(name), weight[:, 0])
-                score = weight.float().abs() * input_norm
-                layers.append(chosen.measure(layer, score, output_norm, sparsity))
-        watch("allocate", index, count, len(tokens), len(tokens), "")
-    return chosen(layers, sparsity)
-
-
-def _norm(stats: ChannelStats | None, channels: Tensor) -> Tensor:
-    """The channels' norms; ones when nothing came by, as at an expert that got no token."""
-    return torch.ones_like(channels, dtype=torch.float32) if stats is None else stats.norm
 
 
 @contextmanager

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from symprune import calibration
-from symprune.checkpoint import output_folder
+from symprune.checkpoint.load import load_computing, local_folder
 from symprune.checkpoint.packed import open_shards
+from symprune.checkpoint.record import read_record
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
-from symprune.engine import bos, walk
+from symprune.engine import bos
 from symprune.engine.bos import Bos
+from symprune.engine.tokens import cap_seqlen
 from symprune.eval.perplexity import perplexity
 from symprune.jobs import streamed_perplexity
 from symprune.machine import compute
@@ -42,13 +44,13 @@ def evaluate(
     origin = hub.resolve(model_name, access)
     where = hub.pick_device(device)
     config = hub.load_config(origin)
-    seqlen, notes = walk.cap_seqlen(config, seqlen)
+    seqlen, notes = cap_seqlen(config, seqlen)
     tokenizer = hub.load_tokenizer(origin)
     ids = calibration.encode(tokenizer, calibration.text(data, "test"))
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     if folder is None:
         tell(f"Loading {model_name}")
-        model, _ = hub.load_computing(origin, dtype, where, compute_dtype)
+        model, _ = load_computing(origin, dtype, where, compute_dtype)
         computed = model.dtype
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")
@@ -80,6 +82,6 @@ def evaluate(
 def _as_pruned(folder: Path, begin: str) -> Bos | None:
     """What was decided when the model in a folder was pruned: what was measured on the dense model
     need not come out of the pruned one."""
-    record = output_folder.read_record(folder) if begin == "auto" else None
+    record = read_record(folder) if begin == "auto" else None
     found = record.get("bos") if record else None
     return Bos(**found) if found else None

@@ -1,7 +1,7 @@
 """One job from a name to a folder: measure, prune, measure, write. What the commands call.
 
-The model stays on disk: it is read, pruned and written block by block (`stream`, `sink`), and a job
-that was interrupted goes on where it was (`resume`).
+The model stays on disk: it is read, pruned and written block by block (`checkpoint`), and a job
+that was interrupted goes on where it was (`checkpoint.resume`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from torch import Tensor
 from symprune import calibration
 from symprune.checkpoint import output_folder, resume
 from symprune.checkpoint.device_map import place
-from symprune.checkpoint.output_files import Sink, StreamedBlocks
+from symprune.checkpoint.load import load_model, local_folder
+from symprune.checkpoint.output_files import OutputFiles
 from symprune.checkpoint.packed import open_shards, weight_files
+from symprune.checkpoint.record import read_record, versions, write_record
+from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.checkpoint.tensor_files import Shards
 from symprune.engine import bos, decide, walk
 from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Bos
+from symprune.engine.tokens import cap_seqlen, draw_tokens, reads_text
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import Meter, Show
 from symprune.machine import compute, distributed, memory, offload
@@ -101,23 +105,23 @@ def prune(
     base = MaskSet.load(job.masks) if job.masks else None
     config = hub.load_config(origin)
     version = hub.version_of(origin)
-    seqlen, notes = walk.cap_seqlen(config, job.recipe.seqlen)
+    seqlen, notes = cap_seqlen(config, job.recipe.seqlen)
     tell(f"Loading the tokenizer of {job.model}")
     tokenizer = hub.load_tokenizer(origin)
     texts = _read(job, tokenizer, seqlen, tell)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
-    with resume.workspace(job.folder, job.force, job.restart, owner) as work:
+    with resume.workspace(job.folder, job.restart, owner) as work:
         computed = compute.pick(job.compute_dtype, _stored(job, origin, config), device)
         facts = _facts(job, origin, version, computed, texts.data, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
         opened = _open(job, origin, computed, device, work, tell)
-        sink = _sink(job, opened, work, progress)
+        files = _create_files(job, opened, work, progress)
         if owner:
             distributed.wait()
-        blocks = StreamedBlocks(opened.streamed, sink, progress, allocate)
+        blocks = StreamedBlocks(opened.streamed, files, progress, allocate)
         blocks.at_once = job.batch_size or blocks.once(
             "batch size", lambda: opened.streamed.batch_size(seqlen)
         )
@@ -134,7 +138,7 @@ def prune(
         report.bos = found
         said = [*notes, *(found.notes if found else ()), *report.notes]
         report.notes[:] = list(dict.fromkeys(said))
-        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(sink.pruned()))
+        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.pruned()))
         record = {
             "model": job.model,
             "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
@@ -148,11 +152,11 @@ def prune(
         }
         if owner:
             tell(f"Writing {job.folder}")
-            sink.write_rest()
+            files.write_rest()
             output_folder.write_around(
-                sink.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
+                files.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
             )
-            output_folder.write_record(sink.folder, record)
+            write_record(files.folder, record)
     meter.close()
     distributed.wait()
     record["output"] = str(job.folder)
@@ -173,7 +177,7 @@ def _stored(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
     """The type of the output's weights."""
     if origin.gguf_file:
         return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     return stored_dtype(job.dtype, config, open_shards(folder) if folder else None)
 
 
@@ -186,13 +190,13 @@ def _open(
     tell: Tell,
 ) -> _Opened:
     """The model's safetensors folder; what comes as something else is made one, in memory."""
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     if folder is None:
         folder = work / "dense"
         if not folder.is_dir() and distributed.rank() == 0:
             tell(f"Loading {job.model}")
             new = work / "dense.new"
-            hub.load_model(origin, job.dtype).save_pretrained(new)
+            load_model(origin, job.dtype).save_pretrained(new)
             new.rename(folder)
     shards = open_shards(folder)
     config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
@@ -213,7 +217,7 @@ def _facts(
     device: torch.device,
 ) -> dict[str, Any]:
     """Everything the output depends on."""
-    folder = hub.local_folder(origin)
+    folder = local_folder(origin)
     names = weight_files(folder) if folder else [origin.gguf_file or "config.json"]
     files = {}
     for path in (Path(folder or origin.path) / name for name in names):
@@ -233,18 +237,18 @@ def _facts(
         "compute_dtype": compute.name_of(computed),
         "device": device.type,
         "processes": distributed.size(),
-        "versions": output_folder.versions(),
+        "versions": versions(),
     }
 
 
-def _sink(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> Sink:
-    sink = Sink(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
+def _create_files(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> OutputFiles:
+    files = OutputFiles(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
     walk.check_pattern(opened.streamed.layout, job.recipe)
-    if distributed.rank() == 0 and not (progress.finished and sink.is_there()):
-        output_folder.check_output(job.folder, job.force, needed=sink.size)
+    if distributed.rank() == 0 and not (progress.finished and files.is_there()):
+        output_folder.check_room(job.folder, files.size)
         progress.restart()
-        sink.create()
-    return sink
+        files.create()
+    return files
 
 
 @dataclass(frozen=True)
@@ -271,9 +275,9 @@ class _Texts:
 def _read(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
     data, watched, held_out = tokenizer, None, None
     needs = decide.needs(job.recipe, job.report_error)
-    if walk.reads_text(job.recipe, needs):
+    if reads_text(job.recipe, needs):
         tell(f"Drawing calibration text from {job.recipe.calibration}")
-        data, watched = walk.draw_tokens(tokenizer, job.recipe, needs, seqlen)
+        data, watched = draw_tokens(tokenizer, job.recipe, needs, seqlen)
     if job.evaluate:
         held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
     return _Texts(data, watched, held_out)
@@ -345,7 +349,7 @@ class _Ruler:
 
 def recipe_of(masks: Path) -> Recipe:
     """The recipe behind saved masks: from the record beside them, else what they show."""
-    record = output_folder.read_record(masks if masks.is_dir() else masks.parent)
+    record = read_record(masks if masks.is_dir() else masks.parent)
     if record is not None:
         return Recipe.from_dict(record["recipe"])
     found = MaskSet.load(masks)

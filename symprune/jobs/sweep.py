@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -21,16 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration, scores
+from symprune import calibration, criteria
 from symprune.engine import bos, decide, forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
+from symprune.engine.tokens import cap_seqlen, reads_text
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
+from symprune.machine import durable
 from symprune.machine.compute import name_of
 from symprune.models.layout import find_layout
-from symprune.recipe import Recipe
-from symprune.validation import check_names, read_mapping
+from symprune.recipe import Recipe, read_mapping
+from symprune.validation import check_names
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Grid:
         return list(unique.values())
 
     def _params(self, method: str, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        defaults = scores.get(method).defaults
+        defaults = criteria.get(method).defaults
         lists = {"alpha": self.alphas, "beta": self.betas}
         open_lists = {
             name: values
@@ -152,7 +153,7 @@ class Sweep:
         """Do what is not done yet; the results of all cells (or of `recipes`), in order."""
         recipes = self.grid.recipes() if recipes is None else recipes
         done = read_results(self.results)
-        seqlen, _ = walk.cap_seqlen(self.model.config, self.grid.seqlen)
+        seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
         text = calibration.text(self.grid.eval_data, "test")
         held_out = calibration.encode(self.tokenizer, text)
         dense: float | None = None
@@ -196,7 +197,7 @@ class Sweep:
         data: Any = self.tokenizer
         watched: Tensor | None = None
         needs = decide.needs(recipe, self.grid.report_error)
-        if walk.reads_text(recipe, needs):
+        if reads_text(recipe, needs):
             data, watched, embedded = self._embed(recipe, seqlen)
         report = walk.prune(
             self.model,
@@ -280,12 +281,7 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
     """Add a line, on disk before the next cell starts, in place of one that was cut short."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.read_bytes() if path.exists() else b""
-        with path.open("ab") as file:
-            file.truncate(whole.rfind(b"\n") + 1)
-            file.write(json.dumps(result).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        durable.append_line(path, json.dumps(result))
     except OSError as error:
         raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error
 

@@ -1,10 +1,6 @@
-"""Several processes, one model: each has a share of the calibration samples, all get the same sums.
+"""Several processes, one model: each has a share of the calibration samples, all do the same.
 
-Every process walks the same blocks over its own samples. After a block is measured, the statistics
-are added up over the processes, so all of them score the same numbers and make the same masks.
-Per-channel sums are exact (`stats`), so their order does not show in a bit. The Gram matrix is
-summed in fp32, so masks refined and weights updated from it agree to rounding (1e-6), not in every
-bit.
+Every process walks the same blocks over its own samples; `engine.reduce` adds up what they measure.
 """
 
 from __future__ import annotations
@@ -15,9 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from symprune.engine.collect import Collector
 from symprune.errors import SympruneError
-from symprune.stats import ChannelStats
 
 
 def start(device: torch.device) -> torch.device:
@@ -85,42 +79,6 @@ def wait() -> None:
     """Until all processes are here."""
     if size() > 1:
         dist.barrier()
-
-
-def reduce(measured: Collector) -> None:
-    """Add up the statistics of a block over all processes."""
-    if size() == 1:
-        return
-    for table in (measured.inputs, measured.outputs):
-        _reduce(table, measured.device, measured.gram_device)
-    seen: list[tuple[set[str], set[str]]] = [(set(), set())] * size()
-    dist.all_gather_object(seen, (measured.choosing, measured.unknown))
-    for choosing, unknown in seen:
-        measured.choosing |= choosing
-        measured.unknown |= unknown
-
-
-def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: str) -> None:
-    """The processes may have met different experts: first they agree on what there is."""
-    groups: dict[int, tuple[ChannelStats, list[str]]] = {}
-    for name, stats in table.items():
-        groups.setdefault(id(stats), (stats, []))[1].append(name)
-    mine = [(names, s.channels, sorted(s.collect)) for s, names in groups.values()]
-    everyone: list[list[tuple[list[str], int, list[str]]]] = [[] for _ in range(size())]
-    dist.all_gather_object(everyone, mine)
-    agreed: dict[str, tuple[list[str], int, list[str]]] = {}
-    for group in (group for process in everyone for group in process):
-        if not any(name in agreed for name in group[0]):
-            agreed |= dict.fromkeys(group[0], group)
-    done: set[str] = set()
-    for names, channels, collect in agreed.values():
-        if names[0] in done:
-            continue
-        done.update(names)
-        met = [table[name] for name in names if name in table]
-        stats = met[0] if met else ChannelStats(channels, collect, device, gram_device)
-        stats.all_reduce()
-        table |= dict.fromkeys(names, stats)
 
 
 def gather(mine: dict[int, float]) -> dict[int, float]:

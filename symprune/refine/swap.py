@@ -18,6 +18,7 @@ diag G) d, the error if channels were that much less correlated than these token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,47 @@ from torch import Tensor
 
 from symprune.machine import host
 from symprune.masks import Pattern
+from symprune.refine.dsnot import PARTS
 from symprune.refine.swap_candidates import Anywhere, InGroups, check_pattern
+from symprune.stats import GRAM, SHRINK, ChannelStats
+from symprune.validation import check_choice, check_not_negative, check_positive
 
 ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
 SMALLEST_GAIN = 1e-6  # of a row's error; below lies rounding
 WORTH_LEAVING = 0.75  # rows that are done are left behind once no more than this share goes on
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Exact one-for-one swaps that lower the layer's true error on the calibration data.
+
+    shrink: how far measured correlations are distrusted, in units of channels / tokens.
+    """
+
+    name: ClassVar[str] = "swap"
+    needs: ClassVar[str] = GRAM
+    layers: str = "all"
+    max_swaps: int = 60
+    candidates: int = 8
+    shrink: float = SHRINK
+
+    def __post_init__(self) -> None:
+        check_choice("layers", self.layers, PARTS)
+        check_positive(max_swaps=self.max_swaps, candidates=self.candidates)
+        check_not_negative(shrink=self.shrink)
+
+    def __call__(
+        self, weight: Tensor, keep: Tensor, stats: ChannelStats, pattern: Pattern | None, base: str
+    ) -> Tensor:
+        return swap(
+            weight,
+            keep,
+            stats.gram,
+            max_swaps=self.max_swaps,
+            candidates=self.candidates,
+            shrink=self.shrink * stats.noise,
+            pattern=pattern,
+        )
 
 
 def swap(

@@ -2,7 +2,7 @@
 
 A mask made once is made for the dense weights, while the weights that stay will be re-fitted. Here
 every round scores what each weight would be worth now. With W the dense layer, V the weights so far
-and H = G + R (`update.Quadratic`), one preconditioned gradient step
+and H = G + R (`DampedGram`), one preconditioned gradient step
 
     Z = V + (W - V) H / diag(H)
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from symprune.scores import inverse
-from symprune.update.least_squares import Quadratic
+from symprune.update.damped_gram import DampedGram
 
 MaskOf = Callable[[Tensor, float], Tensor]
 """mask_of(values, share): the keep-mask when that share of what has to go is removed."""
@@ -43,12 +43,12 @@ def alternate(
     """The weights and the mask after `rounds` rounds of `iters` conjugate gradient steps each, the
     last one of `last_iters`, or fewer when `tolerance` of its first residual is reached."""
     weight = weight.float()
-    quadratic = Quadratic.damped(gram.to(weight.device), damping, shrink)
-    towards = inverse(quadratic.diagonal)
+    damped_gram = DampedGram.damped(gram.to(weight.device), damping, shrink)
+    towards = inverse(damped_gram.diagonal)
     fitted, pull = weight.clone(), torch.zeros_like(weight)
     for number in range(1, rounds + 1):
         keep = mask_of(torch.addcmul(fitted, pull, towards), 1 - (1 - number / rounds) ** 3)
         fitted *= keep
         steps = (iters, 0.0) if number < rounds else (last_iters, tolerance)
-        pull = quadratic.descend(weight, fitted, keep, *steps)
+        pull = damped_gram.descend(weight, fitted, keep, *steps)
     return fitted, keep

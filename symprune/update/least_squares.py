@@ -1,22 +1,82 @@
-"""Mask + statistics -> re-fitted kept weights: masked least squares, and SparseGPT as a baseline.
+"""Mask + statistics -> re-fitted kept weights: masked least squares.
 
-Both minimise ||X(W~ - W)||_F over the kept weights with G = X^T X; the pruned ones stay zero.
+Minimises ||X(W~ - W)||_F over the kept weights with G = X^T X; the pruned ones stay zero.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
-from symprune.machine import host
-from symprune.masks import Pattern, drop_ordered, highest_of_groups, removed
-from symprune.scores import inverse
+from symprune.masks import Pattern
+from symprune.stats import GRAM, SHRINK, ChannelStats
+from symprune.update.alternating import MaskOf, alternate
+from symprune.update.damped_gram import DampedGram
+from symprune.validation import check_not_negative, check_positive
 
-ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
-STEPS_UNSEEN = 8  # between looks at whether all rows are done; a look waits for an accelerator
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Kept weights re-fitted to the dense layer's outputs by masked conjugate gradients.
+
+    rounds: above 1, mask and weights are found in turn (`alternate`), with round_iters steps a
+    round. damping: in units of G's mean diagonal. shrink: how far measured correlations are
+    distrusted, in units of channels / tokens.
+    """
+
+    name: ClassVar[str] = "lsq"
+    needs: ClassVar[str] = GRAM
+    iters: int = 20
+    damping: float = 0.01
+    shrink: float = SHRINK
+    tolerance: float = 1e-3
+    rounds: int = 1
+    round_iters: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive(iters=self.iters, damping=self.damping, tolerance=self.tolerance)
+        check_positive(rounds=self.rounds, round_iters=self.round_iters)
+        check_not_negative(shrink=self.shrink)
+
+    @property
+    def finds_mask(self) -> str:
+        """A sentence, where it finds the mask itself; empty where it takes the one it is given."""
+        return "Rounds find the mask themselves" if self.rounds > 1 else ""
+
+    def __call__(self, weight: Tensor, keep: Tensor, stats: ChannelStats) -> Tensor:
+        """The weights under a mask, re-fitted."""
+        return least_squares(weight, keep, stats.gram, **self._options(stats))
+
+    def find(
+        self,
+        weight: Tensor,
+        stats: ChannelStats,
+        mask_of: MaskOf,
+        sparsity: float,
+        pattern: Pattern | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mask and weights, found in turn; mask_of knows how many stay."""
+        options = self._options(stats)
+        fitted, keep = alternate(
+            weight,
+            stats.gram,
+            mask_of,
+            rounds=self.rounds,
+            last_iters=options.pop("iters"),
+            iters=self.round_iters,
+            **options,
+        )
+        return keep, fitted
+
+    def _options(self, stats: ChannelStats) -> dict[str, Any]:
+        return {
+            "iters": self.iters,
+            "damping": self.damping,
+            "shrink": self.shrink * stats.noise,
+            "tolerance": self.tolerance,
+        }
 
 
 def least_squares(
@@ -31,165 +91,12 @@ def least_squares(
 ) -> Tensor:
     """Kept weights re-fitted to the dense layer's outputs, by preconditioned conjugate gradients.
 
-    Minimises sum over rows of (w~ - w)^T (G + R) (w~ - w), with R from `Quadratic`: directions the
+    Minimises sum over rows of (w~ - w)^T (G + R) (w~ - w), with R from `DampedGram`: directions the
     calibration data does not show stay at the dense weights. An iteration is one product with G.
     Stops after `iters`, or when every row's residual is below `tolerance` times what it was.
     """
     weight = weight.float()
-    quadratic = Quadratic.damped(gram.to(weight.device), damping, shrink)
+    damped_gram = DampedGram.damped(gram.to(weight.device), damping, shrink)
     fitted = weight * keep
-    quadratic.descend(weight, fitted, keep, iters, tolerance)
+    damped_gram.descend(weight, fitted, keep, iters, tolerance)
     return fitted
-
-
-@dataclass(frozen=True)
-class Quadratic:
-    """d^T (G + R) d, what a row's loss d costs; R is a diagonal, `added`."""
-
-    gram: Tensor
-    added: Tensor
-
-    @classmethod
-    def damped(cls, gram: Tensor, damping: float, shrink: float) -> Quadratic:
-        """R is `damping` times the mean of G's diagonal, so that nothing is singular, and `shrink`
-        times the diagonal itself, as channels are less correlated than few tokens say."""
-        diagonal = gram.diagonal()
-        return cls(gram, damping * diagonal.mean() + shrink * diagonal)
-
-    @property
-    def diagonal(self) -> Tensor:
-        return self.gram.diagonal() + self.added
-
-    def pull(self, lost: Tensor) -> Tensor:
-        """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
-        return torch.addmm(lost * self.added, lost, self.gram)
-
-    def descend(
-        self, weight: Tensor, fitted: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
-    ) -> Tensor:
-        """At most `iters` steps of conjugate gradients over the kept weights of `fitted`, in place,
-        towards `weight`. No row's error rises. Returns the pull of what is still lost."""
-        at_once = ROWS_AT_ONCE if fitted.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
-        scale, pull = inverse(self.diagonal), torch.empty_like(fitted)
-        parts = zip(*(t.split(at_once) for t in (weight, fitted, keep, pull)), strict=True)
-        for whole, rows, kept, pulls in parts:
-            lost = whole - rows
-            pulls.copy_(self.pull(lost))
-            noise = self._noise(rows, lost)
-            self._descend(rows, pulls, kept * scale, noise, iters, tolerance)
-        return pull
-
-    def _noise(self, fitted: Tensor, lost: Tensor) -> Tensor:
-        """How large what rounding makes of a row's pull may be, in units of `diagonal`.
-
-        Every weight is known to a rounding of its size, and so is a product with it. At worst the
-        n channels are one and the same: then the roundings of all appear in the pull of each.
-        """
-        known = _dot(fitted * self.diagonal, fitted) + _dot(lost * self.diagonal, lost)
-        return torch.finfo(fitted.dtype).eps * (fitted.shape[1] * known).sqrt()
-
-    def _descend(
-        self,
-        fitted: Tensor,
-        pull: Tensor,
-        scale: Tensor,
-        noise: Tensor,
-        iters: int,
-        tolerance: float,
-    ) -> None:
-        """The steps for some rows, all at once. scale preconditions, and is 0 where nothing may
-        change.
-
-        Along a step the error falls as long as its true slope is above half of the one computed,
-        so a row is done when the next slope is no more than twice the noise in it: going on would
-        divide noise by noise. A row is done as well at `tolerance` of its first residual.
-        """
-        rounding = torch.finfo(fitted.dtype).eps
-        before, pulled = fitted.clone(), pull.clone()
-        step = pull * scale
-        size = length = _dot(pull, step)
-        enough = tolerance**2 * size
-        going = size > enough
-        for number in range(iters):
-            if number and number % STEPS_UNSEEN == 0 and not going.any():
-                break
-            image = self.pull(step)
-            curvature = _dot(step, image)
-            slope = _dot(step, pull)
-            going = going & (slope > 2 * noise * length.sqrt()) & (curvature > rounding * length)
-            rate = torch.where(going, slope / curvature, 0.0)
-            fitted.addcmul_(rate, step)
-            pull.addcmul_(rate, image, value=-1)
-            scaled = torch.mul(pull, scale, out=image)
-            new_size = _dot(pull, scaled)
-            turn = torch.where(going, new_size / size, 0.0)
-            step = step.mul_(turn).add_(scaled)
-            going = going & (new_size > enough)
-            size, length = new_size, new_size + turn**2 * length
-        # The error fell by the change times the sum of the pulls before and after it.
-        fell = _dot(fitted - before, pulled + pull) > 0
-        torch.where(fell, fitted, before, out=fitted)
-        torch.where(fell, pull, pulled, out=pull)
-
-
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row, as a column."""
-    return torch.linalg.vecdot(left, right).unsqueeze(1)
-
-
-def sparsegpt(
-    weight: Tensor,
-    keep: Tensor | None,
-    gram: Tensor,
-    *,
-    sparsity: float = 0.5,
-    pattern: Pattern | None = None,
-    damping: float = 0.01,
-    block: int = 128,
-) -> tuple[Tensor, Tensor]:
-    """SparseGPT (Frantar and Alistarh, 2023): column by column, each removed weight's error is
-    spread over the columns to its right through the inverse Hessian. Returns the weights and the
-    mask.
-
-    keep=None selects as the paper does: in blocks of `block` columns by w^2 / [H^-1]_jj^2, N:M
-    inside every group, of which a block then holds whole ones. With a mask only the weights are
-    updated.
-    """
-    if pattern is not None:
-        block = -(-block // pattern.m) * pattern.m
-    weight = weight.float().clone()
-    gram = gram.to(weight.device).clone()
-    columns = weight.shape[1]
-    dead = gram.diagonal() == 0
-    gram.diagonal().masked_fill_(dead, 1)
-    weight.masked_fill_(dead, 0)
-    gram.diagonal().add_(damping * gram.diagonal().mean())
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    inverted, not_inverted = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-    chosen = torch.ones_like(weight, dtype=torch.bool) if keep is None else keep.clone()
-    for start in range(0, columns, block):
-        end = min(start + block, columns)
-        local, upper = weight[:, start:end].clone(), inverted[start:end, start:end]
-        if keep is None and pattern is None:
-            saliency = local**2 / upper.diagonal() ** 2
-            dropped = removed(saliency.numel(), sparsity)
-            chosen[:, start:end] = drop_ordered(saliency.flatten(), dropped).view(saliency.shape)
-        errors = torch.zeros_like(local)
-        for j in range(end - start):
-            if keep is None and pattern is not None and (start + j) % pattern.m == 0:
-                group = slice(j, j + pattern.m)
-                saliency = local[:, group] ** 2 / upper.diagonal()[group] ** 2
-                chosen[:, start + j : start + j + pattern.m] = highest_of_groups(saliency, pattern)
-            kept = local[:, j] * chosen[:, start + j]
-            errors[:, j] = (local[:, j] - kept) / upper[j, j]
-            local[:, j:] -= errors[:, j : j + 1] * upper[j, j:]
-            local[:, j] = kept
-        weight[:, start:end] = local
-        weight[:, end:] -= errors @ inverted[start:end, end:]
-    # One look at the end, not one at every block: what comes of a bad Hessian is let go.
-    bad, finite = host.bring([failed + not_inverted, torch.isfinite(weight).all()])
-    if bad:
-        raise SympruneError("SparseGPT's Hessian is not positive definite; raise its damping.")
-    if not finite:
-        raise SympruneError("SparseGPT's weights grow beyond all numbers; raise its damping.")
-    return weight * chosen, chosen

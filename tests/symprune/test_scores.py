@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symprune import scores
+from symprune import criteria, scores
 from symprune.errors import SympruneError
 
 OUT, IN = 5, 7
@@ -78,7 +78,7 @@ def test_every_formula_is_what_the_table_says(weight: Tensor, norms: dict[str, T
     ]
     for name, params, formula in table:
         expected = entry_by_entry(weight, formula)
-        got = scores.get(name)(weight, norms, params)
+        got = criteria.get(name)(weight, norms, params)
         torch.testing.assert_close(got, expected, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -95,11 +95,11 @@ def test_lp_norms_and_strategies(weight: Tensor, norms: dict[str, Tensor], p: fl
         "s4": lambda w, o, i: w / (1 / c[i] + 1 / r[o]) * x[i],
     }
     for strategy, formula in strategies.items():
-        got = scores.get("lp")(weight, norms, {"p": p, "strategy": strategy, "alpha": 1})
+        got = criteria.get("lp")(weight, norms, {"p": p, "strategy": strategy, "alpha": 1})
         torch.testing.assert_close(got, entry_by_entry(weight, formula))
 
 
-@pytest.mark.parametrize("name", scores.available())
+@pytest.mark.parametrize("name", criteria.available())
 def test_the_rows_taken_at_once_do_not_show(
     name: str, weight: Tensor, norms: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +109,7 @@ def test_the_rows_taken_at_once_do_not_show(
     for at_once in (1, 2 * IN, scores.AT_ONCE):
         monkeypatch.setattr(scores, "AT_ONCE", at_once)
         statistics = {**norms, "generator": torch.Generator().manual_seed(0)}
-        found.append(scores.get(name)(weight, statistics))
+        found.append(criteria.get(name)(weight, statistics))
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
     assert torch.equal(weight, before)
 
@@ -123,7 +123,7 @@ def objective(x: Tensor, weight: Tensor, pruned: Tensor, y: Tensor) -> Tensor:
 def test_a_score_is_the_cost_of_removing_that_weight(weight: Tensor) -> None:
     x, y = torch.randn(9, IN), torch.randn(OUT, 11)
     norms = {"input_norm": x.norm(dim=0), "output_norm": y.norm(dim=1)}
-    score = scores.get("symwanda-general")(weight, norms)
+    score = criteria.get("symwanda-general")(weight, norms)
     for o in range(OUT):
         for i in range(IN):
             pruned = weight.clone()
@@ -140,7 +140,7 @@ def test_the_constructions_of_the_thesis_give_its_criteria(
     weight: Tensor, norms: dict[str, Tensor]
 ) -> None:
     r, c = weight.abs().sum(1), weight.abs().sum(0)
-    ri = scores.get("ri")(weight, {})
+    ri = criteria.get("ri")(weight, {})
     # Theorem 6.3.5, first construction: constant columns and rows; second: diagonal matrices.
     v1_x = torch.ones(IN, IN) / (math.sqrt(IN) * c)
     v1_y = torch.ones(OUT, OUT) / (math.sqrt(OUT) * r[:, None])
@@ -151,7 +151,7 @@ def test_the_constructions_of_the_thesis_give_its_criteria(
     both = {"input_norm": a.norm(dim=0), "output_norm": b.norm(dim=1)}
     torch.testing.assert_close(
         from_matrices(weight, a @ torch.diag(1 / c), torch.diag(1 / r) @ b),
-        scores.get("symwanda")(weight, both),
+        criteria.get("symwanda")(weight, both),
     )
     # Lemma 6.3.8 and 6.3.9: any unit vector scaled by the inverse p-norm.
     for p in (1.0, 2.0, 3.0):
@@ -160,7 +160,7 @@ def test_the_constructions_of_the_thesis_give_its_criteria(
         x = u[:, None] / torch.linalg.vector_norm(weight, ord=p, dim=0)
         y = v / torch.linalg.vector_norm(weight, ord=p, dim=1, keepdim=True)
         torch.testing.assert_close(
-            from_matrices(weight, x, y), scores.get("lp")(weight, norms, {"p": p, "alpha": 0})
+            from_matrices(weight, x, y), criteria.get("lp")(weight, norms, {"p": p, "alpha": 0})
         )
     # Lemma 6.3.6: for one weight, single entries carry both the relative importance and x.
     j, k, alpha = 2, 3, 0.5
@@ -168,30 +168,29 @@ def test_the_constructions_of_the_thesis_give_its_criteria(
     x, y = torch.zeros(4, IN), torch.zeros(OUT, 4)
     x[1, j], y[k, 2] = strength / c[j], strength / r[k]
     torch.testing.assert_close(
-        from_matrices(weight, x, y)[k, j], scores.get("ria")(weight, norms)[k, j]
+        from_matrices(weight, x, y)[k, j], criteria.get("ria")(weight, norms)[k, j]
     )
 
 
 def test_special_cases_are_one_another(weight: Tensor, norms: dict[str, Tensor]) -> None:
-    score = {n: scores.get(n)(weight, norms) for n in ("wanda", "owanda", "ria")}
+    score = {n: criteria.get(n)(weight, norms) for n in ("wanda", "owanda", "ria")}
     no_y = {**norms, "output_norm": torch.zeros(OUT)}
     no_x = {**norms, "input_norm": torch.zeros(IN)}
-    general = scores.get("symwanda-general")
+    general = criteria.get("symwanda-general")
     torch.testing.assert_close(general(weight, no_y), score["wanda"])
     torch.testing.assert_close(general(weight, no_x), score["owanda"])
-    torch.testing.assert_close(scores.get("lp")(weight, norms, {"p": 1}), score["ria"])
+    torch.testing.assert_close(criteria.get("lp")(weight, norms, {"p": 1}), score["ria"])
     torch.testing.assert_close(
-        scores.get("lp")(weight, norms, {"alpha": 0}), scores.get("ri")(weight, {})
+        criteria.get("lp")(weight, norms, {"alpha": 0}), criteria.get("ri")(weight, {})
     )
-    assert scores.get("symwanda-diag") is scores.get("symwanda")
 
 
 @pytest.mark.parametrize("sampling", ["independent", "shared"])
 def test_stochria_that_samples_everything_is_ria(sampling: str) -> None:
     square = torch.randn(6, 6)
     norms = {"input_norm": torch.rand(6), "generator": torch.Generator().manual_seed(0)}
-    full = scores.get("stochria")(square, norms, {"beta": 1, "sampling": sampling})
-    torch.testing.assert_close(full, scores.get("ria")(square, norms))
+    full = criteria.get("stochria")(square, norms, {"beta": 1, "sampling": sampling})
+    torch.testing.assert_close(full, criteria.get("ria")(square, norms))
 
 
 @pytest.mark.parametrize("sampling", ["independent", "shared"])
@@ -199,7 +198,7 @@ def test_stochria_sums_exactly_tau_entries(sampling: str) -> None:
     """With equal weights of one, every sampled l1 norm is tau."""
     ones = torch.ones(20, 30)
     norms = {"input_norm": torch.ones(30), "generator": torch.Generator().manual_seed(0)}
-    score = scores.get("stochria")(ones, norms, {"beta": 0.25, "sampling": sampling})
+    score = criteria.get("stochria")(ones, norms, {"beta": 0.25, "sampling": sampling})
     torch.testing.assert_close(score, torch.full((20, 30), 2 / 5))
 
 
@@ -219,7 +218,7 @@ def test_stochria_is_seeded(weight: Tensor, norms: dict[str, Tensor]) -> None:
 
     def draw(seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return scores.get("stochria")(weight, {**norms, "generator": generator}, {"beta": 0.5})
+        return criteria.get("stochria")(weight, {**norms, "generator": generator}, {"beta": 0.5})
 
     assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
 
@@ -230,12 +229,12 @@ def test_balance_makes_the_scale_of_an_output_irrelevant(
     louder = {**norms, "output_norm": 1000 * norms["output_norm"]}
     for name in ("symwanda", "symwanda-general"):
         balanced = {"balance": 0.5}
-        score = scores.get(name)
+        score = criteria.get(name)
         torch.testing.assert_close(score(weight, norms, balanced), score(weight, louder, balanced))
         assert not torch.allclose(score(weight, norms), score(weight, louder))
 
 
-@given(st.sampled_from(sorted(scores.available())), st.integers(0, 1000))
+@given(st.sampled_from(sorted(criteria.available())), st.integers(0, 1000))
 def test_dead_channels_score_zero_and_nothing_is_nan(name: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(6, 8, generator=generator)
@@ -246,10 +245,10 @@ def test_dead_channels_score_zero_and_nothing_is_nan(name: str, seed: int) -> No
         "generator": generator,
     }
     norms["input_norm"][1] = 0
-    score = scores.get(name)(weight, norms)
+    score = criteria.get(name)(weight, norms)
     assert torch.isfinite(score).all() and (score >= 0).all()
     assert (score[2] == 0).all() and (score[:, 5] == 0).all()
-    all_dead = scores.get(name)(torch.zeros(6, 8), norms)
+    all_dead = criteria.get(name)(torch.zeros(6, 8), norms)
     assert (all_dead == 0).all()
 
 
@@ -257,7 +256,7 @@ def test_scores_are_fp32_and_agree_on_every_device(device: torch.device) -> None
     weight = torch.randn(6, 8).to(torch.bfloat16)
     norms = {"input_norm": torch.rand(8), "output_norm": torch.rand(6)}
     there = {name: value.to(device) for name, value in norms.items()}
-    for name, item in scores.available().items():
+    for name, item in criteria.available().items():
         here = {**norms, "generator": torch.Generator().manual_seed(0)}
         elsewhere = {**there, "generator": torch.Generator().manual_seed(0)}
         score = item(weight.to(device), elsewhere)
@@ -265,45 +264,8 @@ def test_scores_are_fp32_and_agree_on_every_device(device: torch.device) -> None
         torch.testing.assert_close(score.cpu(), item(weight, here))
 
 
-def test_a_users_own_criterion_is_found_by_name() -> None:
-    @scores.criterion
-    def my_own(weight: Tensor, input_norm: Tensor, *, power: float = 3.0) -> Tensor:
-        """|W|^power x"""
-        return weight.abs() ** power * input_norm
-
-    try:
-        found = scores.get("my-own")
-        assert found.needs == ("input_norm",) and dict(found.defaults) == {"power": 3.0}
-        got = found(torch.tensor([[2.0]]), {"input_norm": torch.tensor([5.0])}, {"power": "2"})
-        assert float(got) == 20.0
-    finally:
-        scores._REGISTRY.pop("my-own")
-
-
-def test_a_module_and_function_name_a_criterion(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    with open("their_scores.py", "w") as file:
-        file.write("def cubed(weight):\n    '''|W|^3'''\n    return weight.abs() ** 3\n")
-    found = scores.get("their_scores:cubed")
-    assert float(found(torch.tensor([[-2.0]]), {})) == 8.0
-    with pytest.raises(SympruneError, match="their_scores:missing"):
-        scores.get("their_scores:missing")
-    with pytest.raises(SympruneError, match="no_such_module"):
-        scores.get("no_such_module:f")
-
-
-def test_bad_names_and_parameters_are_named(weight: Tensor, norms: dict[str, Tensor]) -> None:
-    with pytest.raises(SympruneError, match="did you mean wanda"):
-        scores.get("wamda")
-    with pytest.raises(SympruneError, match="magnitude has no parameter 'alpha'"):
-        scores.get("magnitude").check({"alpha": 1})
-    with pytest.raises(SympruneError, match="alpha of method ria cannot be 'much'"):
-        scores.get("ria").check({"alpha": "much"})
+def test_a_value_a_formula_does_not_know_is_named(weight: Tensor, norms: dict[str, Tensor]) -> None:
     with pytest.raises(SympruneError, match="p = 0, 1, 2"):
-        scores.get("lp")(weight, norms, {"p": 5})
+        criteria.get("lp")(weight, norms, {"p": 5})
     with pytest.raises(SympruneError, match="beta"):
-        scores.get("stochria")(weight, {**norms, "generator": torch.Generator()}, {"beta": 0})
-    with pytest.raises(SympruneError, match="statistics are"):
-        scores.criterion(lambda weight, nonsense: weight)
+        criteria.get("stochria")(weight, {**norms, "generator": torch.Generator()}, {"beta": 0})

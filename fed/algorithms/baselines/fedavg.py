@@ -12,17 +12,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_steps import LocalSteps
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    given,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, given
+from symprune.fed.registry import register
 
 
 @register

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check
+from symprune.fed.registry import register
 from symprune.masks import keep_largest
 
 
@@ -28,7 +29,7 @@ class FedAvgEpochs(LocalEpochs):
 
     def update(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """`x - w_i` after local training from `x`."""
-        return x - self.trained(problem, x, turn, turn.stream("batch"))
+        return x - self.train_locally(problem, x, turn, turn.stream("batch"))
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.baselines.fedavg import FedAvg
 from symprune.fed.compressors import top_k
-from symprune.fed.protocol import State, kept, register
+from symprune.fed.protocol import State, kept
+from symprune.fed.registry import register
 
 
 @register

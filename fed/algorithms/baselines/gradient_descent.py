@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from symprune.fed.compressors import parse
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

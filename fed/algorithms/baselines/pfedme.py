@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    SampledClients,
-    State,
-    Turn,
-    check,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, SampledClients, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

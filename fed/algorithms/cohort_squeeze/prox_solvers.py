@@ -1,11 +1,12 @@
-"""Hub-side solvers of a proximal step `min_z F(z) = f_S(z) + ||z - x||^2 / (2 gamma)`.
+"""Solvers of a proximal step `min_z F(z) = f_S(z) + ||z - x||^2 / (2 gamma)`, at the hub or, in
+part, at the clients.
 
-Cohort Squeeze (thesis chapter 5, Algorithm 8 and table of solvers). A solver only says where to
-ask next and takes in F and its gradient there: one question is one local communication round, so
-a line search pays for every trial. Its state is a dictionary of tensors.
-
-Every state has `z` (ask here), `accepted` (best certain point), `ahead` (that point plus one more
-step for which nobody needs to be asked) and `iterations` (steps accepted so far).
+Cohort Squeeze (thesis chapter 5, Algorithm 8 and table of solvers). A hub's solver only says where
+to ask next and takes in F and its gradient there: one question is one local communication round, so
+a line search pays for every trial. Its state is a dictionary of tensors with `z` (ask here),
+`accepted` (best certain point), `ahead` (that point plus one more step for which nobody needs to be
+asked) and `iterations` (steps accepted so far). The clients' part, where they have one, is LocalGD
+inside the cohort, or Adam for networks, whose state is new in every local round.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from symprune.fed.problems.problem import Problem
+from symprune.fed.randomness import Stream
 
 State = dict[str, Tensor]
 ARMIJO = 1e-4  # share of the predicted decrease a step must bring
@@ -202,3 +206,31 @@ HUB_SOLVERS: dict[str, Callable[..., ProxSolver]] = {
     "cg": ConjugateGradient,
     "lbfgs": LBFGS,
 }
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How a client works between two local rounds."""
+
+    gamma: float
+    step: float
+    steps: int
+    batch: int | None = None
+    adam: bool = False
+
+
+def train_near(problem: Problem, x: Tensor, z: Tensor, how: Worker, stream: Stream) -> Tensor:
+    """Local steps from z with a pull to x. The hub makes the weights of the models sum to 1, so
+    the pull is exact when those of the sampling do."""
+    w, first, second = z, torch.zeros_like(z), torch.zeros_like(z)
+    for number in range(1, how.steps + 1):
+        rows = None if how.batch is None else problem.batch(stream, how.batch)
+        g = problem.gradient(w, rows) + (w - x) / how.gamma
+        if not how.adam:
+            w = w - how.step * g
+            continue
+        first = 0.9 * first + 0.1 * g
+        second = 0.999 * second + 0.001 * g.square()
+        size = (second / (1 - 0.999**number)).sqrt() + 1e-8
+        w = w - how.step * (first / (1 - 0.9**number)) / size
+    return w

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from symprune.fed.algorithms.ef_bv.ef_bv import EFBV
 from symprune.fed.compressors import Constants as Noise
 from symprune.fed.problems.problem import Constants
-from symprune.fed.protocol import register
+from symprune.fed.registry import register
 
 
 @register

@@ -1,19 +1,19 @@
-"""EF-BV (thesis chapter 2, Algorithm 1, appendix A).
+"""EF-BV (thesis chapter 2, Algorithm 1, Theorems 2.4.1 and 2.4.2, appendix A).
 
 Every worker sends `d_i = C_i(grad f_i(x) - h_i)`; the control variates `h_i` learn the gradients at
 the optimum, so the compression error vanishes there. Two scalings: `lam` for the control variates,
-`nu` for the gradient estimate `g = h + nu mean d_i`. EF21 and DIANA
-(`ef21_diana.py`) choose them otherwise.
+`nu` for the gradient estimate `g = h + nu mean d_i`. EF21 and DIANA (`ef21_diana.py`) choose them
+otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.ef_bv.theory import largest_step, remainder
 from symprune.fed.algorithms.shared.local_steps import soft_threshold
 from symprune.fed.compressors import Constants as Noise
 from symprune.fed.compressors import Nice, best_scaling, parse
@@ -28,8 +28,8 @@ from symprune.fed.protocol import (
     Turn,
     check,
     given,
-    register,
 )
+from symprune.fed.registry import register
 
 
 @register
@@ -114,3 +114,15 @@ class EFBV(SampledClients):
 
     def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
         return {"h": memory["h"] + given(self.lam) * self.weight(turn) * replies["d"]}
+
+
+def remainder(scaling: float, eta: float, omega: float) -> float:
+    """`r = (1 - lam + lam eta)^2 + lam^2 omega`: how much of the error is left after one step."""
+    return (1 - scaling + scaling * eta) ** 2 + scaling**2 * omega
+
+
+def largest_step(L: float, L_tilde: float, r: float, r_av: float, nonconvex: bool) -> float:
+    """`1 / (L + L_tilde sqrt(r_av/r) / s)` with `s* = sqrt((1+r)/(2r)) - 1`, or for nonconvex f
+    `s = 1/sqrt(r) - 1`; written so that r = 0 needs no special case."""
+    gap = (1 if nonconvex else math.sqrt((1 + r) / 2)) - math.sqrt(r)
+    return 1 / (L + L_tilde * math.sqrt(r_av) / gap)

@@ -1,10 +1,12 @@
 """FedP3: every client trains and sends only some layers, and gets the others pruned.
 
-Thesis chapter 4, Algorithms 5-7. A pruned copy never reaches the average: pruned weights exist only
-in layers a client does not send. Three points differ from the print: `weighted` aggregation is
-normalised over the clients that sent the layer (over all clients, as printed, layers would shrink),
-the average runs over the round's participants, and a layer nobody sent stays. The thesis names an
-attention aggregation without giving it; here it weighs updates by how little they moved.
+Thesis chapter 4, Algorithms 5-7. Both sides draw a client's own layers once from the seed, so a
+reply needs no names: it is the values of these layers, one after the other. A pruned copy never
+reaches the average: pruned weights exist only in layers a client does not send. Three points differ
+from the print: `weighted` aggregation is normalised over the clients that sent the layer (over all
+clients, as printed, layers would shrink), the average runs over the round's participants, and a
+layer nobody sent stays. The thesis names an attention aggregation without giving it; here it weighs
+updates by how little they moved.
 """
 
 from __future__ import annotations
@@ -13,11 +15,69 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from symprune.fed.algorithms.fedp3.layer_subsets import KINDS, aggregate, local_mask, prune_mask
-from symprune.fed.algorithms.fedp3.own_layers import OwnLayers
-from symprune.fed.algorithms.shared.layer_masks import unpack
+from symprune.fed.algorithms.fedp3.layer_subsets import (
+    KINDS,
+    aggregate,
+    assign_layers,
+    by_weight,
+    local_mask,
+    prune_mask,
+)
+from symprune.fed.algorithms.shared.layer_masks import pack, unpack
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, register
+from symprune.fed.protocol import (
+    Algorithm,
+    Like,
+    Message,
+    Received,
+    SampledClients,
+    Sent,
+    State,
+    Turn,
+    check,
+    filled,
+)
+from symprune.fed.registry import register
+
+
+@dataclass(frozen=True)
+class OwnLayers(SampledClients):
+    """Which layers are whose; state `owned`, one row of layers per client, on both sides."""
+
+    layers: str = "opu3"
+    shapes: tuple[tuple[int, ...], ...] = filled(())
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        return replace(self, shapes=constants.layout.shapes)
+
+    def draw_layers(self, turn: Turn) -> State:
+        """L_i, drawn once from the seed by server and client alike."""
+        return {"owned": assign_layers(self.layers, self.shapes, turn.stream("layers"))}
+
+    def server_init(self, x0: Tensor, turn: Turn) -> State:
+        return {"x": x0, **self.draw_layers(turn)}
+
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        return self.draw_layers(turn)
+
+    def own_weights(self, owned: Tensor) -> Tensor:
+        """The weights in these layers, `[C, d]` boolean."""
+        return by_weight(owned, self.shapes)
+
+    def reply(self, owned: Tensor, w: Tensor) -> Message:
+        return {"layers": Sent(pack(self.own_weights(owned), w))}
+
+    def unpack_replies(self, owned: Tensor, replies: Received) -> Tensor:
+        """The replies as `[C, d]`, zero in the layers that are not the client's."""
+        return unpack(self.own_weights(owned), replies["layers"])
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        mine = self.own_weights(server["owned"][turn.clients])
+        return {"layers": Like(server["x"].dtype, (int(mine.sum()),))}
+
+    def metrics(self, server: State, client: State) -> dict[str, float]:
+        """The share of layers an average client sends."""
+        return {"layers_sent": float(server["owned"].double().mean())}
 
 
 @register
@@ -82,6 +142,6 @@ class FedP3(OwnLayers):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """Every layer is averaged over the clients that sent it."""
         owned, x = server["owned"][turn.clients], server["x"]
-        u = self.replied(owned, replies)
+        u = self.unpack_replies(owned, replies)
         x = aggregate(self.aggregation, x, u, owned, self.shapes, self.temperature)
         return {**server, "x": x}

@@ -16,17 +16,8 @@ from symprune.fed.algorithms.fedp3.permutation_upload import PermutationUpload
 from symprune.fed.algorithms.shared.layer_masks import spread
 from symprune.fed.algorithms.shared.local_steps import step_size
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    Sent,
-    State,
-    Turn,
-    check,
-    given,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, given
+from symprune.fed.registry import register
 from symprune.masks import keep_largest
 
 

@@ -1,9 +1,9 @@
 """LDP-FedP3 (thesis Algorithm 11, appendix C): FedP3 with local differential privacy.
 
-Clients clip the gradient of every record, add Gaussian noise and send d/n coordinates. Two points
-differ from the print: the noise is scaled by the step size, as in the proof (unscaled it
-under-protects for gamma > 1), and clipping, which the print replaces by an assumption, is done per
-record.
+Clients clip the gradient of every record, add Gaussian noise and send d/n coordinates. Records are
+drawn independently of each other, as the accountant of `privacy.py` supposes. Two points differ
+from the print: the noise is scaled by the step size, as in the proof (unscaled it under-protects
+for gamma > 1), and clipping, which the print replaces by an assumption, is done per record.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import os
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from symprune.fed.algorithms.fedp3.clipping import clipped_gradient, penalty
 from symprune.fed.algorithms.fedp3.permutation_upload import PermutationUpload
 from symprune.fed.algorithms.shared.local_steps import step_size
 from symprune.fed.privacy import closed_form_multiplier, noise_multiplier
-from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, given, register
+from symprune.fed.problems.problem import Constants, Problem, Rows
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, given
 from symprune.fed.randomness import Stream
+from symprune.fed.registry import register
 
 CALIBRATIONS = ("accountant", "closed-form")
 
@@ -74,7 +76,41 @@ class LdpFedP3(PermutationUpload):
         step = given(self.gamma) * (g + sigma * noise + penalty(problem, w))
         return client, self.reply(w - step, turn)
 
+    def check_across_machines(self) -> None:
+        hidden = self.private_randomness or not self.multiplier
+        check(hidden, f"{self.name} needs private_randomness=true here: the server knows the seed.")
+
     def stream(self, purpose: str, turn: Turn) -> Stream:
         if not self.private_randomness:
             return turn.stream(purpose)
         return Stream(np.frombuffer(os.urandom(8 * len(turn.clients)), np.uint64))
+
+
+def clipped_gradient(
+    problem: Problem, w: Tensor, batch: int, clip: float, stream: Stream
+) -> Tensor:
+    """`(1/b) sum_j g_j min(1, C/||g_j||)` over records that are drawn with probability b/m each; b
+    is the expected number, not the drawn one, so a record changes the result by C/b at most."""
+    rows, out = problem.rows, []
+    chance = (batch / problem.counts).clamp_max(1).unsqueeze(1)
+    drawn = (stream.uniform(rows.y.shape[1]) < chance) & (rows.weights != 0)
+    for i, use in enumerate(drawn):
+        out.append(record_gradients(problem, w[i], rows[i][use], clip).sum(0) / batch)
+    return torch.stack(out)
+
+
+def record_gradients(problem: Problem, w: Tensor, rows: Rows, clip: float) -> Tensor:
+    """The gradient of every record of one client `[m, d]`, none longer than `clip`."""
+    m = len(rows.y)
+    if m == 0:
+        return w.new_zeros(0, len(w))
+    one = torch.ones(m, 1, dtype=w.dtype)
+    each = w.expand(m, -1).contiguous()
+    g = problem.loss.gradient(each, rows.x.unsqueeze(1), rows.y.unsqueeze(1), one)
+    return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+
+
+def penalty(problem: Problem, w: Tensor) -> Tensor:
+    """The gradient of the regulariser alone, which no record enters and no noise need hide."""
+    nothing = replace(problem.rows[:, :1], weights=torch.zeros_like(problem.rows.weights[:, :1]))
+    return problem.gradient(w, nothing)

@@ -1,24 +1,30 @@
-"""Pruning criteria on a client's own data: every score of `symprune.scores` rates the weights of a
-client's model from the activations of its local rows, so any pruner can pick a personal mask.
+"""What a client's own data says about its weights: which to keep and which to grow.
+
+FedSpa, Algorithm 2, with any criterion of the pruning engine in place of the magnitude: every score
+of `symprune.scores` rates the weights of a client's model from the activations of its local rows.
+All is measured on one batch of them, the same for both questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from symprune import scores
+from symprune import criteria
 from symprune.errors import SympruneError
 from symprune.fed.algorithms.shared.layer_masks import maskable
 from symprune.fed.problems.losses import Module, Softmax
 from symprune.fed.problems.problem import Problem, Rows
+from symprune.fed.protocol import Turn
 from symprune.fed.randomness import Stream
 from symprune.stats import ChannelStats
 
 Norms = Mapping[str, tuple[Tensor, Tensor]]
+GROWTHS = ("gradient", "random")
 
 
 def weight_scores(
@@ -27,14 +33,14 @@ def weight_scores(
     """The criterion's score of every weight of every client, `[C, d]`; zero for the tensors that
     stay dense. `rows` are the clients' calibration rows; criteria that look at the weights alone
     do not need them, and `stream` feeds those that sample."""
-    criterion = scores.get(name)
+    criterion = criteria.get(name)
     activations = {"input_norm", "output_norm"} & set(criterion.needs)
     if not activations:
         rows = None
     sparse = maskable(problem.layout)
     out = []
     for i, flat in enumerate(w):
-        norms = {} if rows is None else activation_norms(problem, flat, _used(rows, i))
+        norms = {} if rows is None else activation_norms(problem, flat, _own_rows(rows, i))
         generator = Stream(stream.key[i : i + 1]).generator()
         parts = []
         for (layer, weight), masked in zip(problem.layout.split(flat).items(), sparse, strict=True):
@@ -115,7 +121,7 @@ def _norm(batch: Tensor) -> Tensor:
     return stats.norm
 
 
-def _used(rows: Rows, client: int) -> Tensor:
+def _own_rows(rows: Rows, client: int) -> Tensor:
     return rows.x[client][rows.weights[client] != 0]
 
 
@@ -126,3 +132,30 @@ def _of(norms: Norms, layer: str, criterion: str) -> tuple[Tensor, Tensor]:
             "which is not the weight of a linear layer or a convolution."
         )
     return norms[layer]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The criterion and the number of rows it sees."""
+
+    score: str
+    batch: int
+
+
+def local_scores(w: Tensor, problem: Problem, turn: Turn, how: Calibration) -> Tensor:
+    """Each client's score of every weight of its `w`, `[C, d]`."""
+    rows = calibration_rows(problem, turn.stream("search"), how.batch)
+    return weight_scores(how.score, problem, w, rows, turn.stream("score"))
+
+
+def search_scores(
+    w: Tensor, problem: Problem, turn: Turn, how: Calibration, grow: str
+) -> tuple[Tensor, Tensor]:
+    """The lowest of the first go, the highest of the second come: the criterion, and the size of
+    the dense gradient (or chance)."""
+    keep = local_scores(w, problem, turn, how)
+    if grow == "random":
+        return keep, turn.stream("grow").uniform(w.shape[1])
+    plain = replace(problem, l2=0.0, nonconvex=0.0)  # the penalty must not choose weights
+    rows = calibration_rows(problem, turn.stream("search"), how.batch)
+    return keep, plain.gradient(w, rows).abs()

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from symprune import scores
-from symprune.fed.algorithms.fedspa.mask_search import Calibration
+from symprune import criteria
+from symprune.fed.algorithms.fedspa.local_scores import Calibration
 from symprune.fed.algorithms.shared.layer_masks import layer_ones
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
 from symprune.fed.problems.problem import Constants, Problem
@@ -36,7 +36,7 @@ class PersonalMasks(LocalEpochs):
         """How many weights of every tensor are kept in the end."""
         super().prepare(constants)
         check(self.search_batch > 0, f"{self.name}: search_batch must be positive.")
-        scores.get(self.mask_score)
+        criteria.get(self.mask_score)
         ones = layer_ones(constants.layout, self.density, self.allocation)
         return replace(self, layer_sizes=tuple(constants.layout.sizes), layer_ones=ones)
 
@@ -54,7 +54,7 @@ class PersonalMasks(LocalEpochs):
     def client_init(self, problem: Problem, turn: Turn) -> State:
         return {"mask": self.first_masks(turn, problem.dimension)}
 
-    def flipped(self, mask: Tensor, replies: Received) -> Tensor:
+    def flip_masks(self, mask: Tensor, replies: Received) -> Tensor:
         """The masks after the turn, from those before it and the replies."""
         return mask ^ replies[self.flips] if self.flips in replies else mask
 
@@ -62,7 +62,7 @@ class PersonalMasks(LocalEpochs):
         return {"mask": server["masks"]}
 
     def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
-        return {"mask": self.flipped(memory["mask"], replies)}
+        return {"mask": self.flip_masks(memory["mask"], replies)}
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         return client["mask"] * server["x"]

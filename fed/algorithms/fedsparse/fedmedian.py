@@ -15,7 +15,8 @@ from torch import Tensor
 from symprune.fed.algorithms.fedsparse.em import EMMethod, remember
 from symprune.fed.algorithms.shared.local_steps import soft_threshold
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Message, Received, State, Turn, register
+from symprune.fed.protocol import Message, Received, State, Turn
+from symprune.fed.registry import register
 
 
 @register

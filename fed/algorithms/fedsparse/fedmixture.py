@@ -13,7 +13,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.fedsparse.em import EMMethod, remember
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, register
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check
+from symprune.fed.registry import register
 
 
 @register

@@ -13,16 +13,8 @@ from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_steps import local_optimum
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import (
-    Algorithm,
-    Message,
-    Received,
-    State,
-    Turn,
-    check,
-    per_client,
-    register,
-)
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, per_client
+from symprune.fed.registry import register
 
 PerClient = float | tuple[float, ...]
 

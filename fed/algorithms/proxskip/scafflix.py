@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.proxskip.control_variates import ControlVariates, control_variates
 from symprune.fed.algorithms.proxskip.flix import Flix, PerClient
+from symprune.fed.algorithms.shared.control_variates import ControlVariates, control_variates
 from symprune.fed.algorithms.shared.local_steps import (
     local_gradient,
     local_steps,
@@ -30,8 +30,8 @@ from symprune.fed.protocol import (
     check,
     given,
     per_client,
-    register,
 )
+from symprune.fed.registry import register
 
 
 @register
@@ -76,17 +76,17 @@ class Scafflix(Flix, ControlVariates):
         for _ in range(local_steps(given(self.p), turn, self.random_steps)):
             g = local_gradient(problem, self.point(client, x, turn), self.batch, stream)
             x = x - (gamma / alpha) * (g - client["h"])
-        return self.worked(client, x), {"xhat": (alpha.square() / gamma) * x}
+        return self.await_mean(client, x), {"xhat": (alpha.square() / gamma) * x}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`xbar = sum_i (alpha_i^2/gamma_i) xhat_i / sum_i (alpha_i^2/gamma_i)` over the cohort."""
         alpha, gamma = self.scales(turn, server["x"])
         x = replies["xhat"].sum(0) / (alpha.square() / gamma).sum()
-        return self.averaged(server, x, turn)
+        return self.publish_mean(server, x, turn)
 
     def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
         alpha, gamma = self.scales(turn, memory["h"])
-        return self.worked(memory, replies["xhat"] / (alpha.square() / gamma))
+        return self.await_mean(memory, replies["xhat"] / (alpha.square() / gamma))
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         """`||sum alpha_i h_i||`, zero up to rounding."""

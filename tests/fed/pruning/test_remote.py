@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from symprune import MaskSet, Recipe, calibration
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.engine.walk import prune
 from symprune.errors import SympruneError
 from symprune.fed.pruning import Privacy, remote
 from symprune.fed.remote.transport import LocalTransport, Node
-from symprune.models import hub
 
 needs_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="Flower is not installed"
@@ -47,7 +47,7 @@ def settings(tiny_folder: Path, tmp_path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def central(tiny_folder: Path, settings: list[dict[str, Any]]) -> MaskSet:
     """The masks of one machine that has all the tokens."""
-    model, tokenizer = hub.load(str(tiny_folder), device="cpu")
+    model, tokenizer = load_with_tokenizer(str(tiny_folder), device="cpu")
     tokens = [
         calibration.calibration_tokens(s["text"], tokenizer, s["nsamples"], 32, s["seed"])
         for s in settings

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from symprune import Recipe, prune
-from symprune.allocate import budget
 from symprune.allocate.budget import Layer
-from symprune.engine import walk
+from symprune.allocate.by_error import by_error, sum_lowest
+from symprune.allocate.owl import owl
+from symprune.engine import allocation, walk
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.stats import Needs
@@ -28,7 +29,7 @@ def layer(name: str, block: int, outliers: int = 0, price: float = 1.0) -> Layer
 
 def test_a_block_with_more_outliers_gives_less_and_the_total_is_exact() -> None:
     layers = [layer("a", 0, 40), layer("b", 1, 8), layer("c", 2, 8), layer("d", 2, 9)]
-    counts = budget.owl(layers, 0.5, 0.08)
+    counts = owl(layers, 0.5, 0.08)
     assert sum(counts.values()) == 1600
     assert counts["a"] < 400 < counts["b"]
     assert counts["c"] == pytest.approx(counts["d"], abs=4)
@@ -43,7 +44,7 @@ def test_blocks_of_unequal_size_share_what_is_missing_in_proportion() -> None:
     """One large block and many small ones: no matrix makes up for the others."""
     large = [sized("a", 0, 100, 1000, 2000), sized("b", 0, 50, 1000, 0)]
     small = [sized(f"c{n}", n, 10, 100, 5) for n in range(1, 9)]
-    counts = budget.owl([*large, *small], 0.5, 0.1)
+    counts = owl([*large, *small], 0.5, 0.1)
     assert sum(counts.values()) == (150_000 + 8_000) // 2
     shares = {each.name: counts[each.name] / each.size for each in [*large, *small]}
     assert shares["a"] == pytest.approx(shares["b"], abs=1e-4)
@@ -53,7 +54,7 @@ def test_blocks_of_unequal_size_share_what_is_missing_in_proportion() -> None:
 
 def test_what_a_layer_cannot_give_is_given_by_the_others() -> None:
     layers = [sized("a", 0, 10, 100, 900), sized("b", 1, 10, 100, 0), sized("c", 2, 20, 100, 0)]
-    counts = budget.owl(layers, 0.5, 0.7)  # 1.4 apart: no two sparsities are
+    counts = owl(layers, 0.5, 0.7)  # 1.4 apart: no two sparsities are
     assert counts == {"a": 0, "b": 667, "c": 1333}
 
 
@@ -74,7 +75,7 @@ def test_any_sizes_lose_the_total_and_a_block_with_more_outliers_less(
               int(share * rows * columns))
         for n, (block, rows, columns, share) in enumerate(sizes)
     ]  # fmt: skip
-    counts = budget.owl(layers, sparsity, spread)
+    counts = owl(layers, sparsity, spread)
     assert sum(counts.values()) == sum(each.removed for each in layers)
     assert all(0 <= counts[each.name] <= each.size for each in layers)
 
@@ -91,14 +92,14 @@ def test_any_sizes_lose_the_total_and_a_block_with_more_outliers_less(
 
 
 def test_equal_outliers_mean_equal_shares() -> None:
-    counts = budget.owl([layer("a", 0, 5), layer("b", 1, 5)], 0.5, 0.08)
+    counts = owl([layer("a", 0, 5), layer("b", 1, 5)], 0.5, 0.08)
     assert counts == {"a": 400, "b": 400}
 
 
 def test_the_budget_goes_where_it_costs_least() -> None:
     """Against every other division in the same steps."""
     layers = [layer("a", 0, price=1), layer("b", 0, price=3), layer("c", 1, price=9)]
-    counts = budget.by_error(layers)
+    counts = by_error(layers)
     assert sum(counts.values()) == 1200 and counts["a"] > counts["b"] > counts["c"]
 
     def cost(chosen: tuple[int, ...]) -> float:
@@ -113,7 +114,7 @@ def test_sums_of_the_lowest_are_those_of_a_sort() -> None:
     values = torch.randint(0, 20, (7, 30), generator=torch.Generator().manual_seed(0)).float()
     ordered = values.sort(dim=1).values
     for count in (0, 1, 11, 29, 30):
-        assert budget.lowest_sums(values, [count]) == [float(ordered[:, :count].sum())]
+        assert sum_lowest(values, [count]) == [float(ordered[:, :count].sum())]
 
 
 @pytest.mark.parametrize("name", ["owl", "error"])
@@ -138,7 +139,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    monkeypatch.setattr(walk, "collect", watched)
+    for module in (allocation, walk):
+        monkeypatch.setattr(module, "collect", watched)
     return asked
 
 

@@ -23,7 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from symprune import Recipe
-from symprune.checkpoint import output_files, resume
+from symprune.checkpoint import resume
+from symprune.checkpoint.output_files import OutputFiles
+from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 
@@ -64,14 +66,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def die_after(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = output_files.StreamedBlocks.finish
+    finish = StreamedBlocks.finish
 
-    def then_die(self: output_files.StreamedBlocks, index: int, *rest: object) -> None:
+    def then_die(self: StreamedBlocks, index: int, *rest: object) -> None:
         finish(self, index, *rest)  # type: ignore[arg-type]
         if index == block:
             raise Killed
 
-    monkeypatch.setattr(output_files.StreamedBlocks, "finish", then_die)
+    monkeypatch.setattr(StreamedBlocks, "finish", then_die)
 
 
 @pytest.mark.parametrize("states_kept", [True, False])
@@ -194,9 +196,9 @@ def test_restart_throws_the_unfinished_run_away(
 def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
     dense: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = output_files.Sink.write_block
+    write = OutputFiles.write_block
 
-    def full(self: output_files.Sink, index: int, *rest: object) -> None:
+    def full(self: OutputFiles, index: int, *rest: object) -> None:
         if index == 2:
             monkeypatch.setattr(
                 "os.pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
@@ -205,7 +207,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
 
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", os.pwrite)
-        patch.setattr(output_files.Sink, "write_block", full)
+        patch.setattr(OutputFiles, "write_block", full)
         with pytest.raises(SympruneError, match=r"disk is full.*make room.*after block 2"):
             pruning.prune(job(dense, tmp_path / "out"))
     monkeypatch.undo()

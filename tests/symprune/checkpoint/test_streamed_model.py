@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from symprune import MaskSet, Recipe
+from symprune.checkpoint.load import load_model
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import Shards
 from symprune.engine import forward, walk
@@ -53,7 +54,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 def in_memory(folder: Path, recipe: Recipe = RECIPE, dtype: str = "auto") -> tuple[object, MaskSet]:
     origin = hub.resolve(str(folder))
-    model = hub.load_model(origin, dtype)
+    model = load_model(origin, dtype)
     report = walk.prune(model, hub.load_tokenizer(origin), recipe)
     return model, report.masks
 

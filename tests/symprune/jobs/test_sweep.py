@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from symprune import calibration
+from symprune.checkpoint.load import load_with_tokenizer
 from symprune.engine import forward, walk
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.jobs.sweep import Grid, Sweep, over_seeds, read_results
-from symprune.models import hub
 
 SHARED: dict[str, Any] = {
     "calibration": "builtin",
@@ -28,7 +28,7 @@ SHARED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def loaded(tiny_folder: Path) -> tuple[Any, Any]:
-    return hub.load(str(tiny_folder), device="cpu")
+    return load_with_tokenizer(str(tiny_folder), device="cpu")
 
 
 def sweep(loaded: tuple[Any, Any], results: Path, **lists: Any) -> Sweep:
@@ -140,7 +140,7 @@ def test_a_bad_grid_file_is_named(tmp_path: Path) -> None:
 def test_a_cell_that_fails_leaves_the_model_dense_and_does_not_ask_to_load_it_again(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    model, tokenizer = hub.load(str(tiny_folder), device="cpu")
+    model, tokenizer = load_with_tokenizer(str(tiny_folder), device="cpu")
     model.model.layers[1].mlp.up_proj.weight.data.fill_(1e38)
     dense = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(SympruneError, match=r"down_proj.*activations\.$"):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from symprune import MaskSet, Recipe, calibration
-from symprune.checkpoint import packed, resume
+from symprune.checkpoint import resume
+from symprune.checkpoint.load import load, load_model
 from symprune.cli import main
 from symprune.engine import forward, walk
 from symprune.engine.blocks import Blocks
@@ -48,7 +49,7 @@ def save(folder: Path, family: str = "llama", dtype: torch.dtype = torch.bfloat1
 
 
 def loaded(folder: Path, dtype: str = "auto") -> Any:
-    return hub.load_model(hub.resolve(str(folder)), dtype).eval()
+    return load_model(hub.resolve(str(folder)), dtype).eval()
 
 
 def widened(folder: Path) -> Any:
@@ -225,7 +226,7 @@ def test_the_library_computes_in_the_type_a_model_has(slow: None) -> None:
 
 
 def test_a_model_that_is_loaded_as_a_whole_is_the_one_on_disk(tmp_path: Path, slow: None) -> None:
-    assert packed.load(save(tmp_path / "dense")).dtype == torch.bfloat16
+    assert load(save(tmp_path / "dense")).dtype == torch.bfloat16
 
 
 def test_eval_and_sweep_compute_in_it_too(tmp_path: Path, slow: None) -> None:
@@ -270,7 +271,7 @@ def test_federated_pruning_computes_in_it_and_writes_what_one_machine_writes(
 ) -> None:
     dense = save(tmp_path / "dense")
     pruning.prune(pruning.Job(str(dense), RECIPE, tmp_path / "central", evaluate=False))
-    job = fed_job.Job(str(dense), RECIPE, clients=2, output=tmp_path / "fed", evaluate=False)
+    job = fed_job.PruningJob(str(dense), RECIPE, clients=2, output=tmp_path / "fed", evaluate=False)
     record = fed_job.prune(job)
     assert record["dtype"] == "bfloat16" and record["compute_dtype"] == "float32"
     central, federated = weights(tmp_path / "central"), weights(tmp_path / "fed")

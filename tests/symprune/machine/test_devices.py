@@ -15,7 +15,7 @@ from pretend_device import DEVICE, OnDevice, PretendDevice
 from transformers import AutoModelForCausalLM
 
 import symprune
-from symprune import MaskSet, Recipe, fed, scores
+from symprune import MaskSet, Recipe, criteria, fed
 from symprune.checkpoint import packed
 from symprune.eval.perplexity import perplexity
 from symprune.jobs import pruning
@@ -84,7 +84,7 @@ def assert_same_on_the_device(family: str, recipe: Recipe, **options: Any) -> No
         assert mine.figures == pytest.approx(theirs.figures, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", list(scores.available()))
+@pytest.mark.parametrize("method", list(criteria.available()))
 def test_every_method_prunes_what_it_prunes_on_the_cpu(method: str, family: str) -> None:
     assert_same_on_the_device(family, Recipe(method=method))
 

@@ -15,6 +15,7 @@ import torch
 
 from symprune import Recipe
 from symprune.engine.collect import Collector
+from symprune.engine.reduce import reduce
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.machine import distributed
@@ -127,5 +128,5 @@ def test_the_order_of_the_sum_does_not_show_in_the_norms() -> None:
 
 def test_one_process_reduces_to_itself() -> None:
     collector = Collector()
-    distributed.reduce(collector)
+    reduce(collector)
     assert distributed.size() == 1 and distributed.rank() == 0 and distributed.is_first()

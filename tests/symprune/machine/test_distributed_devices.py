@@ -16,7 +16,7 @@ from torch import Tensor
 import symprune
 from symprune import Recipe, stats
 from symprune.engine.collect import Collector
-from symprune.machine import distributed
+from symprune.engine.reduce import reduce
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
 
 
@@ -84,7 +84,7 @@ def test_an_expert_only_the_other_process_met_has_its_gram_matrix_where_it_was_a
     with PretendDevice():
         collector = Collector((), stats.Needs(frozenset({GRAM})), gram_device)
         collector.device = DEVICE
-        distributed.reduce(collector)
+        reduce(collector)
     assert not isinstance(collector.inputs["expert"].sums[GRAM], OnDevice)
     assert collector.inputs["expert"].device == DEVICE
 

@@ -16,7 +16,8 @@ from symprune.machine import host
 from symprune.masks import Pattern
 from symprune.refine import dsnot, swap
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
-from symprune.update import least_squares
+from symprune.update.least_squares import least_squares
+from symprune.update.sparsegpt import sparsegpt
 
 
 def waits(recipe: Recipe, family: str = "llama", **options: Any) -> float:
@@ -89,7 +90,7 @@ def test_loops_look_at_the_device_once_in_several_steps(step: str, pattern: Patt
         if step == "swap":
             swap.swap(weight, keep, gram, max_swaps=steps, candidates=2, pattern=pattern)
         elif step == "lsq":
-            least_squares.least_squares(weight, keep, gram, iters=steps, tolerance=0)
+            least_squares(weight, keep, gram, iters=steps, tolerance=0)
         else:
             keys = keys if step == "r2-dsnot" else dsnot.Keys()
             options: dict[str, Any] = {"max_cycles": steps, "update_threshold": 0}
@@ -101,7 +102,7 @@ def test_loops_look_at_the_device_once_in_several_steps(step: str, pattern: Patt
 def test_sparsegpt_looks_once_whatever_the_number_of_blocks(pattern: Pattern | None) -> None:
     with PretendDevice() as device:
         weight, stats = layer()
-        least_squares.sparsegpt(weight, None, stats.gram, pattern=pattern, block=4)
+        sparsegpt(weight, None, stats.gram, pattern=pattern, block=4)
     assert device.own_waits == 1, device.waits
 
 

@@ -16,10 +16,11 @@ import torch
 import transformers as hf
 from typer.testing import CliRunner
 
+from symprune.checkpoint.load import local_folder
 from symprune.cli import main
 from symprune.errors import SympruneError
 from symprune.fed.pruning import remote
-from symprune.fed.pruning.job import Job
+from symprune.fed.pruning.job import PruningJob
 from symprune.jobs import pruning
 from symprune.models import hub
 from symprune.recipe import Recipe
@@ -100,7 +101,7 @@ def test_what_is_given_reaches_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, "from_pretrained", fetched)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     origin = hub.resolve("someone/tiny", hub.Access("v1", SECRET, True))
-    for load in (hub.load_config, hub.load_tokenizer, hub.local_folder):
+    for load in (hub.load_config, hub.load_tokenizer, local_folder):
         with pytest.raises(SympruneError):
             load(origin)
     asked = {"revision": "v1", "token": SECRET}
@@ -113,7 +114,7 @@ def test_a_token_is_in_no_text_made_of_a_job(tiny_folder: Path) -> None:
     access = hub.Access(token=SECRET)
     assert SECRET not in repr(pruning.Job(str(tiny_folder), Recipe(), access=access))
     assert SECRET not in repr(hub.resolve(str(tiny_folder), access))
-    job = Job(str(tiny_folder), Recipe(), texts=("builtin",), access=access)
+    job = PruningJob(str(tiny_folder), Recipe(), texts=("builtin",), access=access)
     with pytest.raises(SympruneError, match=r"--token does not go with --deploy.*hf auth login"):
         remote.of_job(job)
 
@@ -124,7 +125,7 @@ def test_a_federation_hands_version_and_trust_to_server_and_nodes(
     config = hub.load_config(hub.resolve(str(tiny_folder)))
     monkeypatch.setattr(hub, "load_config", lambda _: config)
     access = hub.Access("v1", trust_remote_code=True)
-    job = Job("someone/tiny", Recipe(), texts=("builtin",), access=access)
+    job = PruningJob("someone/tiny", Recipe(), texts=("builtin",), access=access)
     task, (settings,) = remote.of_job(job)
     assert remote.Task.from_json(task.to_json()) == task
     for found in (task, remote.Settings.of(settings)):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+from symprune.checkpoint.load import load_model, load_with_tokenizer
 from symprune.errors import SympruneError
 from symprune.models import hub
 
@@ -50,15 +51,15 @@ def test_corrupt_weights_are_named(tiny_folder: Path, tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(SympruneError, match="corrupt safetensors"):
-        hub.load(str(tmp_path))
+        load_with_tokenizer(str(tmp_path))
 
 
 def test_loading_keeps_or_changes_the_dtype(tiny_folder: Path) -> None:
     origin = hub.resolve(str(tiny_folder))
-    assert hub.load_model(origin).dtype == torch.float32
-    assert hub.load_model(origin, "bfloat16").dtype == torch.bfloat16
+    assert load_model(origin).dtype == torch.float32
+    assert load_model(origin, "bfloat16").dtype == torch.bfloat16
     with pytest.raises(SympruneError, match="dtype 'int4'"):
-        hub.load_model(origin, "int4")
+        load_model(origin, "int4")
 
 
 def test_hub_failures_say_what_to_do() -> None:

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from symprune import MaskSet, Recipe, prune
+from symprune.criteria import available
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
-from symprune.refine import REFINEMENTS, refinement
-from symprune.scores import available
+from symprune.refine import REFINEMENTS, choose_refinement
 
 
 def test_presets_follow_the_base_method_unless_told() -> None:
-    chosen = refinement("r2-dsnot")
+    chosen = choose_refinement("r2-dsnot")
     assert chosen is not None
     wanda, ria = chosen.keys("wanda"), chosen.keys("ria")
     assert (wanda.grow_relative, wanda.prune_relative, wanda.gamma2) == (True, False, 1e-4)
     assert (ria.grow_relative, ria.prune_relative, ria.gamma2) == (False, True, 1e-3)
-    other = refinement({"name": "r2-dsnot", "preset": "wanda", "gamma2": 0.5})
+    other = choose_refinement({"name": "r2-dsnot", "preset": "wanda", "gamma2": 0.5})
     assert other is not None
     assert other.keys("ria").grow_relative and other.keys("ria").gamma2 == 0.5
 
@@ -35,7 +35,7 @@ def test_presets_follow_the_base_method_unless_told() -> None:
         ({"name": "dsnot", "layers": "some"}, "layers must be one of attn"),
         ({"name": "dsnot", "accept": "any"}, "accept must be one of"),
         ({"name": "dsnot", "max_cycles": 0}, "max_cycles"),
-        ({"name": "dsnot", "same_sign": "maybe"}, "wrong type"),
+        ({"name": "dsnot", "same_sign": "maybe"}, "same_sign of dsnot cannot be 'maybe'"),
         ({"name": "r2-dsnot", "norm_p": 0.5}, "norm_p"),
         ({"name": "r2-dsnot", "preset": "magnitude"}, "preset must be one of"),
     ],

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from symprune import Recipe, masks, prune
 from symprune.errors import SympruneError
-from symprune.update import least_squares
 from symprune.update.alternating import alternate
+from symprune.update.least_squares import least_squares
 
 
 def problem(rows: int = 24, columns: int = 64, tokens: int = 400) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def test_more_rounds_find_a_better_mask_than_one() -> None:
     for rounds in (1, 4, 12):
         start, keep = alternate(weight, gram, mask_of, rounds=rounds)
         assert (keep.sum(1) == 32).all() and not start[~keep].any()
-        fitted = least_squares.least_squares(weight, keep, gram, iters=50, damping=1e-4)
+        fitted = least_squares(weight, keep, gram, iters=50, damping=1e-4)
         errors.append(error(x, weight, fitted))
     assert errors[2] < errors[1] < errors[0]
     assert errors[1] < 0.95 * errors[0]

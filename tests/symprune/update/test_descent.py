@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from symprune import masks
-from symprune.update import least_squares
 from symprune.update.alternating import alternate
-from symprune.update.least_squares import STEPS_UNSEEN, Quadratic
+from symprune.update.damped_gram import STEPS_UNSEEN, DampedGram
+from symprune.update.least_squares import least_squares
 
 ITERS = (1, 2, 3, 5, 10, 50, 1000)
 CHANNELS = 48
@@ -58,10 +58,10 @@ GRAMS: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 
-def errors(quadratic: Quadratic, weight: Tensor, fitted: Tensor) -> Tensor:
+def errors(damped_gram: DampedGram, weight: Tensor, fitted: Tensor) -> Tensor:
     """Row by row, in double precision."""
     lost = weight.double() - fitted.double()
-    whole = quadratic.gram.double() + quadratic.added.double().diag()
+    whole = damped_gram.gram.double() + damped_gram.added.double().diag()
     return ((lost @ whole) * lost).sum(1)
 
 
@@ -75,19 +75,19 @@ def assert_no_row_is_worse(after: Tensor, before: Tensor, began: Tensor) -> None
 def test_no_number_of_steps_makes_a_row_worse(kind: str, damping: float) -> None:
     weight = normal(24, CHANNELS, seed=0)
     keep = masks.keep_by_row(weight.abs(), 0.5)
-    quadratic = Quadratic.damped(GRAMS[kind](CHANNELS, 1), damping, 0.0)
-    began = before = errors(quadratic, weight, weight * keep)
+    damped_gram = DampedGram.damped(GRAMS[kind](CHANNELS, 1), damping, 0.0)
+    began = before = errors(damped_gram, weight, weight * keep)
     for iters in ITERS:
         fitted = weight * keep
-        pull = quadratic.descend(weight, fitted, keep, iters)
+        pull = damped_gram.descend(weight, fitted, keep, iters)
         assert torch.isfinite(fitted).all() and torch.isfinite(pull).all()
         assert (fitted[~keep] == 0).all()
-        after = errors(quadratic, weight, fitted)
+        after = errors(damped_gram, weight, fitted)
         assert_no_row_is_worse(after, before, began)
         before = after
     # From where it ended, as rounds begin.
-    quadratic.descend(weight, fitted, keep, 1000)
-    assert_no_row_is_worse(errors(quadratic, weight, fitted), before, began)
+    damped_gram.descend(weight, fitted, keep, 1000)
+    assert_no_row_is_worse(errors(damped_gram, weight, fitted), before, began)
 
 
 @given(
@@ -103,21 +103,21 @@ def test_no_mask_and_no_gram_makes_a_row_worse(
 ) -> None:
     weight = normal(6, channels, seed=seed)
     keep = torch.rand(6, channels, generator=torch.Generator().manual_seed(seed)) < share
-    quadratic = Quadratic.damped(GRAMS[kind](channels, seed), 10**exponent, 0.0)
+    damped_gram = DampedGram.damped(GRAMS[kind](channels, seed), 10**exponent, 0.0)
     fitted = weight * keep
-    began = errors(quadratic, weight, fitted)
-    quadratic.descend(weight, fitted, keep, iters)
+    began = errors(damped_gram, weight, fitted)
+    damped_gram.descend(weight, fitted, keep, iters)
     assert torch.isfinite(fitted).all()
-    assert_no_row_is_worse(errors(quadratic, weight, fitted), began, began)
+    assert_no_row_is_worse(errors(damped_gram, weight, fitted), began, began)
 
 
 @pytest.mark.parametrize("iters", [1, 4, 1000])
 @pytest.mark.parametrize("kind", sorted(GRAMS))
 def test_no_round_makes_a_row_worse(kind: str, iters: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    descend, calls = Quadratic.descend, []
+    descend, calls = DampedGram.descend, []
 
     def watched(
-        self: Quadratic, weight: Tensor, fitted: Tensor, keep: Tensor, *rest: Any
+        self: DampedGram, weight: Tensor, fitted: Tensor, keep: Tensor, *rest: Any
     ) -> Tensor:
         before = errors(self, weight, fitted)
         pull = descend(self, weight, fitted, keep, *rest)
@@ -125,7 +125,7 @@ def test_no_round_makes_a_row_worse(kind: str, iters: int, monkeypatch: pytest.M
         calls.append(rest)
         return pull
 
-    monkeypatch.setattr(Quadratic, "descend", watched)
+    monkeypatch.setattr(DampedGram, "descend", watched)
     weight = normal(24, CHANNELS, seed=0)
     fitted, keep = alternate(
         weight,
@@ -143,7 +143,7 @@ def test_a_gram_that_overflows_leaves_the_weights_as_they_were() -> None:
     weight = normal(8, CHANNELS, seed=0)
     keep = masks.keep_by_row(weight.abs(), 0.5)
     gram = torch.full((CHANNELS, CHANNELS), 1e38)
-    assert torch.equal(least_squares.least_squares(weight, keep, gram, iters=50), weight * keep)
+    assert torch.equal(least_squares(weight, keep, gram, iters=50), weight * keep)
 
 
 class Looks(TorchDispatchMode):
@@ -161,6 +161,6 @@ def test_rows_are_looked_at_once_in_several_steps() -> None:
     keep, gram = masks.keep_by_row(weight.abs(), 0.5), gram_of(normal(400, CHANNELS, seed=1))
     for iters, tolerance in ((STEPS_UNSEEN, 0.0), (5 * STEPS_UNSEEN, 0.0), (1000, 0.1)):
         with Looks() as looks:
-            least_squares.least_squares(weight, keep, gram, iters=iters, tolerance=tolerance)
+            least_squares(weight, keep, gram, iters=iters, tolerance=tolerance)
         assert looks.count <= (iters - 1) // STEPS_UNSEEN
     assert looks.count == 1  # all were done when first looked at

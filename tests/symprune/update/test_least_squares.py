@@ -12,7 +12,9 @@ from torch import Tensor
 from symprune import Recipe, masks, prune
 from symprune.errors import SympruneError
 from symprune.masks import Pattern
-from symprune.update import UPDATES, least_squares
+from symprune.update import UPDATES
+from symprune.update.least_squares import least_squares
+from symprune.update.sparsegpt import sparsegpt
 
 
 def problem(rows: int, columns: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +36,7 @@ def test_conjugate_gradients_find_the_direct_solution(shrink: float) -> None:
     shift = 1e-4 * gram.diagonal().mean()
     damped = (gram + shift * torch.eye(32) + shrink * gram.diagonal().diag()).double()
     options = {"damping": 1e-4, "shrink": shrink}
-    got = least_squares.least_squares(weight, keep, gram, iters=200, tolerance=1e-7, **options)
+    got = least_squares(weight, keep, gram, iters=200, tolerance=1e-7, **options)
     for row in range(10):
         kept = keep[row]
         lost = (weight[row] * ~kept).double()
@@ -49,9 +51,7 @@ def test_more_iterations_never_hurt() -> None:
     gram = x.T @ x
     errors = [error(x, weight, weight * keep)]
     for iters in (1, 2, 4, 8, 16, 32):
-        got = least_squares.least_squares(
-            weight, keep, gram, iters=iters, damping=1e-6, tolerance=1e-9
-        )
+        got = least_squares(weight, keep, gram, iters=iters, damping=1e-6, tolerance=1e-9)
         errors.append(error(x, weight, got))
     assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(errors))
     assert errors[-1] < 0.7 * errors[0]
@@ -61,7 +61,7 @@ def test_shrinking_helps_on_other_tokens() -> None:
     weight, keep, x = problem(64, 48, 4096)
     few, others = x[:96], x[96:]
     plain, shrunk = (
-        error(others, weight, least_squares.least_squares(weight, keep, few.T @ few, shrink=shrink))
+        error(others, weight, least_squares(weight, keep, few.T @ few, shrink=shrink))
         for shrink in (0.0, 0.2)
     )
     assert shrunk < plain
@@ -75,9 +75,9 @@ def test_degenerate_inputs_stay_finite(name: str) -> None:
     for inputs in (x, torch.zeros_like(x)):
         gram = inputs.T @ inputs
         if name == "lsq":
-            got, mask = least_squares.least_squares(weight, keep, gram), keep
+            got, mask = least_squares(weight, keep, gram), keep
         else:
-            got, mask = least_squares.sparsegpt(weight, None, gram)
+            got, mask = sparsegpt(weight, None, gram)
         assert torch.isfinite(got).all() and (got[~mask] == 0).all()
 
 
@@ -85,20 +85,20 @@ def test_nothing_pruned_changes_nothing() -> None:
     """Not a bit by least squares: with nothing lost, there is no step to take."""
     weight, _, x = problem(6, 16, 50)
     everything = torch.ones_like(weight, dtype=torch.bool)
-    assert torch.equal(least_squares.least_squares(weight, everything, x.T @ x), weight)
-    got, mask = least_squares.sparsegpt(weight, None, x.T @ x, sparsity=0.0)
+    assert torch.equal(least_squares(weight, everything, x.T @ x), weight)
+    got, mask = sparsegpt(weight, None, x.T @ x, sparsity=0.0)
     assert mask.all()
     torch.testing.assert_close(got, weight)
 
 
 def test_sparsegpt_keeps_the_asked_share_and_beats_plain_masking() -> None:
     weight, keep, x = problem(32, 256, 1000)
-    got, mask = least_squares.sparsegpt(weight, None, x.T @ x, sparsity=0.5)
+    got, mask = sparsegpt(weight, None, x.T @ x, sparsity=0.5)
     assert int(mask.sum()) == weight.numel() // 2
     assert error(x, weight, got) < error(x, weight, weight * keep)
-    with_mask, same = least_squares.sparsegpt(weight, keep, x.T @ x)
+    with_mask, same = sparsegpt(weight, keep, x.T @ x)
     assert torch.equal(same, keep) and error(x, weight, with_mask) < error(x, weight, weight * keep)
-    got, mask = least_squares.sparsegpt(weight, None, x.T @ x, pattern=Pattern(2, 4))
+    got, mask = sparsegpt(weight, None, x.T @ x, pattern=Pattern(2, 4))
     assert (mask.view(-1, 4).sum(1) == 2).all()
 
 
@@ -124,7 +124,7 @@ def plain_sparsegpt(weight: Tensor, gram: Tensor, pattern: Pattern) -> tuple[Ten
 def test_sparsegpt_takes_patterns_that_do_not_divide_its_block(pattern: str, block: int) -> None:
     weight, _, x = problem(8, 84, 400)
     gram, chosen = x.T @ x, Pattern.parse(pattern)
-    got, mask = least_squares.sparsegpt(weight, None, gram, pattern=chosen, block=block)
+    got, mask = sparsegpt(weight, None, gram, pattern=chosen, block=block)
     expected, keep = plain_sparsegpt(weight, gram, chosen)
     assert torch.equal(mask, keep)
     size = float(expected.abs().max())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from symprune import scores
+from symprune import criteria
 from symprune.errors import SympruneError
 from symprune.fed.algorithms.fedspa.local_scores import (
     activation_norms,
@@ -36,7 +36,7 @@ def rated(name: str, problem: Problem, w: Tensor | None = None) -> Tensor:
     return weight_scores(name, problem, point.expand(n, -1), problem.rows, stream(n))
 
 
-@pytest.mark.parametrize("name", sorted(scores.available()))
+@pytest.mark.parametrize("name", sorted(criteria.available()))
 def test_every_criterion_of_the_pruning_engine_rates_every_clients_weights(
     name: str, problem: Problem
 ) -> None:

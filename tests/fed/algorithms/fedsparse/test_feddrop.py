@@ -7,7 +7,7 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.fedsparse.sub_networks import remaining_weights
+from symprune.fed.algorithms.fedsparse.feddrop import remaining_weights
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Turn

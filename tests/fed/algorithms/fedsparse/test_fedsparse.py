@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
+from symprune.fed.algorithms.fedsparse.em import weight_groups
 from symprune.fed.algorithms.fedsparse.fedsparse import FedSparse
 from symprune.fed.algorithms.fedsparse.gates import (
     gate_logit,
@@ -22,7 +23,6 @@ from symprune.fed.algorithms.fedsparse.gates import (
     threshold_slope,
 )
 from symprune.fed.algorithms.fedsparse.server_optimizers import ascend, moments
-from symprune.fed.algorithms.fedsparse.weight_groups import weight_groups
 from symprune.fed.problems.losses import Linear, Module, cross_entropy
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows

@@ -9,8 +9,8 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.proxskip.control_variates import control_variates
-from symprune.fed.algorithms.proxskip.proxskip import ProxSkip
+from symprune.fed.algorithms.proxskip.sparse_proxskip import ProxSkip
+from symprune.fed.algorithms.shared.control_variates import control_variates
 from symprune.fed.algorithms.shared.local_steps import local_steps
 from symprune.fed.compressors import top_k
 from symprune.fed.problems.make import make_problem

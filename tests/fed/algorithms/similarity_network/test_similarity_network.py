@@ -32,7 +32,7 @@ from symprune.fed.algorithms.similarity_network.network_lasso import (
     network_lasso_prox,
     onto_l1_ball,
 )
-from symprune.fed.algorithms.similarity_network.placement import Placement, make_placement
+from symprune.fed.algorithms.similarity_network.personal_parts import Placement, make_placement
 from symprune.fed.problems.losses import Linear, Softmax
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows
@@ -54,7 +54,9 @@ def random_graph(n: int, seed: int = 0) -> Tensor:
 
 def solved(target: Tensor, edges: Tensor, lam: float, eta: float, p: float) -> tuple[Tensor, ...]:
     none = torch.zeros(len(edges), target.shape[1], dtype=torch.float64)
-    return network_lasso_prox(target, edges, none, none, lam, eta, p, steps=8_000, tolerance=1e-10)
+    return network_lasso_prox(
+        target, edges, none, none, lam=lam, eta=eta, p=p, steps=8_000, tolerance=1e-10
+    )
 
 
 def by_dual(target: Tensor, edges: Tensor, lam: float, eta: float, p: float) -> Tensor:

@@ -41,15 +41,15 @@ class ControlVariates(SampledClients):
         h = torch.where(client["pending"].unsqueeze(1), client["h"] + step, client["h"])
         return {**client, "h": h, "pending": torch.zeros_like(client["pending"])}
 
-    def worked(self, client: State, sent: Tensor) -> State:
-        """A client's state after its work: h_i will be measured against `sent`."""
+    def await_mean(self, client: State, sent: Tensor) -> State:
+        """A client's state after its work: h_i waits to be measured against `sent`."""
         return {**client, "sent": sent, "pending": torch.ones_like(client["pending"])}
 
     def memory(self, server: State, turn: Turn) -> State:
         zero = torch.zeros(turn.n, *server["x"].shape, dtype=server["x"].dtype)
         return {"h": zero, "sent": zero, "pending": torch.zeros(turn.n, dtype=torch.bool)}
 
-    def averaged(self, server: State, x: Tensor, turn: Turn) -> State:
+    def publish_mean(self, server: State, x: Tensor, turn: Turn) -> State:
         """The server's state with the new mean, which the clients of the turn wait for."""
         pending = torch.zeros_like(server["pending"])
         pending[turn.clients] = True

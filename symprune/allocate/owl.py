@@ -1,0 +1,59 @@
+"""How much each block gives, by its outliers: OWL (Yin et al., 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from symprune.allocate.budget import Layer, check_spread, divide_exactly
+from symprune.validation import check_positive
+
+
+@dataclass(frozen=True)
+class OWL:
+    """OWL (Yin et al., 2024): blocks with more outliers give less.
+
+    outlier: scores above so many times the mean are outliers. spread: the blocks' sparsities cover
+    a range of twice this, with the whole's as their mean.
+    """
+
+    name: ClassVar[str] = "owl"
+    looks_at_outputs: ClassVar[bool] = False
+    outlier: float = 5.0
+    spread: float = 0.08
+
+    def __post_init__(self) -> None:
+        check_positive(outlier=self.outlier)
+        check_spread(self.spread)
+
+    def measure(self, layer: Layer, score: Tensor, output_norm: Tensor, sparsity: float) -> Layer:
+        return replace(layer, outliers=count_outliers(score, self.outlier))
+
+    def __call__(self, layers: list[Layer], sparsity: float) -> dict[str, int]:
+        return owl(layers, sparsity, self.spread)
+
+
+def count_outliers(score: Tensor, multiple: float) -> int:
+    """How many scores are above a multiple of their mean."""
+    return int((score > multiple * score.mean()).sum())
+
+
+def owl(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
+    """OWL (Yin et al., 2024): a block keeps the more, the larger its share of outliers.
+
+    The shares are stretched to 2 spread and shifted, so that the mean over all weights is the
+    sparsity; inside a block all matrices are alike.
+    """
+    blocks = sorted({layer.block for layer in layers})
+    share = {}
+    for block in blocks:
+        own = [layer for layer in layers if layer.block == block]
+        share[block] = sum(layer.outliers for layer in own) / sum(layer.size for layer in own)
+    low, high = min(share.values()), max(share.values())
+    if high == low:
+        return {layer.name: layer.removed for layer in layers}
+    kept = {block: 2 * spread * (share[block] - low) / (high - low) for block in blocks}
+    wanted = {layer.name: layer.size * (sparsity - kept[layer.block]) for layer in layers}
+    return divide_exactly(layers, wanted)  # and with the total, the mean

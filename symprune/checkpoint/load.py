@@ -1,0 +1,119 @@
+"""Loading a model into memory, from wherever `models.hub` says it is: a folder, packed or not, the
+hub, a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from symprune.checkpoint.packed import open_shards, packed_names, weight_files
+from symprune.checkpoint.streamed_model import StreamedModel
+from symprune.machine import compute
+from symprune.models.hub import (
+    Access,
+    Origin,
+    check_dtype,
+    check_no_adapter,
+    explain,
+    load_config,
+    load_tokenizer,
+    pick_device,
+    resolve,
+)
+from symprune.models.support import auto_class
+
+
+def load(
+    folder: str | Path, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+) -> Any:
+    """The causal LM in a folder, packed or not, in memory; nothing is written to disk."""
+    check_dtype(dtype)
+    access = Access(trust_remote_code=trust_remote_code)
+    where, origin = Path(folder), resolve(str(folder), access)
+    source, config = open_shards(where), load_config(origin)
+    streamed = StreamedModel(source, config, dtype, pick_device(device), trust_remote_code)
+    return streamed.load_all()
+
+
+def local_folder(origin: Origin) -> Path | None:
+    """The folder on this machine with the model's safetensors files (packed or not), fetched if
+    need be; None for a model that is not made of such files."""
+    if origin.gguf_file:
+        return None
+    folder = Path(origin.path)
+    if not origin.is_local:
+        from huggingface_hub import snapshot_download
+
+        wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        asked = origin.access
+        wanted += ["*.py"] if asked.trust_remote_code else []
+        try:
+            fetched = snapshot_download(
+                origin.path, revision=asked.revision, token=asked.token, allow_patterns=wanted
+            )
+            folder = Path(fetched)
+        except Exception as error:
+            raise explain(origin, error) from error
+        check_no_adapter(folder)
+    return folder if weight_files(folder) else None
+
+
+def load_with_tokenizer(
+    name: str, dtype: str = "auto", device: str = "auto", access: Access | None = None
+) -> tuple[Any, Any]:
+    """The causal LM and the tokenizer of MODEL, on `device` and in `dtype`."""
+    origin = resolve(name, access)
+    return load_model(origin, dtype).to(pick_device(device)), load_tokenizer(origin)
+
+
+def load_computing(
+    origin: Origin, dtype: str, device: torch.device, asked: str
+) -> tuple[Any, torch.dtype]:
+    """A model in memory, as a whole in the type it is computed in, and the type it is stored in."""
+    model = load_model(origin, dtype)
+    stored = model.dtype
+    found = compute.pick(asked, stored, device)
+    if found == torch.float32:
+        compute.cast(model, stored, found)
+    elif found != stored:
+        model = load_model(origin, compute.name_of(found))
+    return model.to(device), stored
+
+
+def load_model(origin: Origin, dtype: str = "auto") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    check_dtype(dtype)
+    # Reading a GGUF file's configuration takes seconds, and no other class is made from one.
+    trusted = origin.access.trust_remote_code
+    made_by = AutoModelForCausalLM
+    if not origin.gguf_file:
+        made_by = auto_class(load_config(origin), trusted)
+    if origin.is_local and packed_names(Path(origin.path)):
+        return load(origin.path, dtype, trust_remote_code=trusted)
+    options: dict[str, Any] = {"dtype": dtype, **origin.options}
+    if origin.gguf_file:
+        options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
+    model: Any
+    try:
+        model = made_by.from_pretrained(origin.path, **options)
+    except Exception as error:
+        raise explain(origin, error) from error
+    if origin.gguf_file:
+        # The weights are plain numbers now: without this they could not be saved as such.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return model
+
+
+def _unpacked() -> dict[str, Any]:
+    """The option that makes transformers turn a GGUF file's blocks into plain weights; releases
+    without it always do."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}

@@ -1,0 +1,47 @@
+"""`symprune.json`: what was done to a model, beside its weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from symprune import __version__
+from symprune.errors import SympruneError
+from symprune.machine import durable
+
+RECORD = "symprune.json"
+PASSING = ("seconds", "peak_memory_bytes")
+"""What is different in every run. It is shown and logged, not kept: equal runs make equal files."""
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """What was done."""
+    lasting = {name: value for name, value in record.items() if name not in PASSING}
+    text = json.dumps({"versions": versions(), **lasting}, indent=2)
+    durable.write_text(folder / RECORD, text + "\n")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record beside a checkpoint, or None when it was not made by symprune."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SympruneError(f"{path} is not a readable record.") from error
+    return record if isinstance(record, dict) else None
+
+
+def versions() -> dict[str, str]:
+    """What made a result: symprune, Python and the packages that touch the numbers."""
+    found = {"symprune": __version__, "python": sys.version.split()[0]}
+    for package in ("torch", "transformers", "safetensors", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

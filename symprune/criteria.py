@@ -1,0 +1,119 @@
+"""The criteria by name: the formulas of `scores`, and users' own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor
+
+from symprune import scores
+from symprune.errors import SympruneError
+from symprune.validation import cast_option, check_names
+
+STATISTICS = ("input_norm", "output_norm", "generator")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A scoring function, with what it needs and what it can be told."""
+
+    name: str
+    function: Callable[..., Tensor]
+    needs: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+    @property
+    def formula(self) -> str:
+        return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
+
+    def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """`params` with each value in its default's type; a name it does not take is an error."""
+        owner = f"method {self.name}"
+        check_names(params, self.defaults.keys(), owner.capitalize(), "parameter")
+        return {
+            name: cast_option(owner, name, _kind(self.defaults[name]), value)
+            for name, value in params.items()
+        }
+
+    def __call__(
+        self, weight: Tensor, statistics: Mapping[str, Any], params: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        """Score `weight`, taking what is needed from `statistics`; always in fp32."""
+        arguments = [statistics[name] for name in self.needs]
+        return self.function(weight.float(), *arguments, **self.check(params or {}))
+
+
+def criterion(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Register `function` under its name, with hyphens for underscores."""
+    made = _as_criterion(function)
+    _REGISTRY[made.name] = made
+    return function
+
+
+def available() -> dict[str, Criterion]:
+    """All registered criteria by name."""
+    return dict(_REGISTRY)
+
+
+def get(name: str) -> Criterion:
+    """The criterion called `name`, or the user's own as `module:function`."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    module, colon, attribute = str(name).partition(":")
+    if colon:
+        return _load(module, attribute)
+    near = get_close_matches(str(name), _REGISTRY, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_REGISTRY)}."
+    raise SympruneError(f"Unknown method {name!r}; {hint}")
+
+
+def _as_criterion(function: Callable[..., Tensor]) -> Criterion:
+    parameters = list(inspect.signature(function).parameters.values())
+    needs = tuple(p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD)
+    for need in needs:
+        if need not in STATISTICS:
+            raise SympruneError(
+                f"Criterion {function.__name__} asks for {need!r}; "
+                f"statistics are {', '.join(STATISTICS)}, parameters must be keyword-only."
+            )
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return Criterion(function.__name__.replace("_", "-"), function, needs, defaults)
+
+
+def _load(module: str, attribute: str) -> Criterion:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a console script does not look beside the user by itself
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SympruneError(f"Cannot load method {module}:{attribute}: {error}.") from error
+    if not callable(function):
+        raise SympruneError(f"Method {module}:{attribute} is not a function.")
+    made = _as_criterion(function)
+    return Criterion(f"{module}:{attribute}", made.function, made.needs, made.defaults)
+
+
+def _kind(default: Any) -> str:
+    """A parameter's type, told from its default; for a number any number will do."""
+    if isinstance(default, bool | str):
+        return type(default).__name__
+    return "float | None" if default is None else "float"
+
+
+def _formulas() -> list[Callable[..., Tensor]]:
+    """The public functions of `scores` that take a weight, in the order of the file."""
+    public = [item for name, item in vars(scores).items() if not name.startswith("_")]
+    functions = [item for item in public if inspect.isfunction(item)]
+    return [
+        each for each in functions if next(iter(inspect.signature(each).parameters)) == "weight"
+    ]
+
+
+_REGISTRY = {made.name: made for made in map(_as_criterion, _formulas())}

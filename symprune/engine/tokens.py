@@ -1,0 +1,59 @@
+"""The tokens a run calibrates on, and how long they may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
+from symprune.engine import bos
+from symprune.engine.bos import Bos
+from symprune.errors import SympruneError
+from symprune.models.hub import max_length
+from symprune.recipe import Recipe
+from symprune.stats import Needs
+
+
+def read_tokens(
+    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: Needs
+) -> tuple[Tensor, Tensor | None, list[str], Bos | None]:
+    """The tokens to calibrate on and those that watch, what the user should know of them, and what
+    was decided about BOS. data is a tokenizer, or calibration tokens to take as they are."""
+    if isinstance(data, Tensor):
+        if data.dim() != 2 or data.numel() == 0:
+            raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
+        if held_out is not None and held_out.shape[1:] != data.shape[1:]:
+            raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
+        return data, held_out, [], None
+    if not reads_text(recipe, needs):
+        return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, [], None
+    seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
+    tokens, held_out = draw_tokens(data, recipe, needs, seqlen)
+    found = bos.decide(recipe.bos, data, model.config, bos.in_memory(model))
+    tokens = begin_with(tokens, found.token)
+    held_out = None if held_out is None else begin_with(held_out, found.token)
+    return tokens, held_out, [*notes, *found.notes], found
+
+
+def reads_text(recipe: Recipe, needs: Needs) -> bool:
+    """Whether calibration text has a say: in the masks, or in how much each layer gives."""
+    return bool(needs) or recipe.allocation is not None
+
+
+def draw_tokens(
+    tokenizer: Any, recipe: Recipe, needs: Needs, seqlen: int
+) -> tuple[Tensor, Tensor | None]:
+    """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
+    settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
+    tokens = calibration_tokens(*settings)
+    return tokens, held_out_tokens(*settings) if needs.gram else None
+
+
+def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:
+    """The sequence length the model can take, and a note when that is less than was asked for."""
+    limit = max_length(config)
+    if limit is None or seqlen <= limit:
+        return seqlen, []
+    return limit, [f"The model supports {limit} positions: seqlen is {limit}, not {seqlen}."]

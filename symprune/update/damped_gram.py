@@ -1,0 +1,108 @@
+"""G + R, the Gram matrix of a layer's inputs with a damped diagonal, and descent along it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from symprune.scores import inverse
+
+ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
+STEPS_UNSEEN = 8  # between looks at whether all rows are done; a look waits for an accelerator
+
+
+@dataclass(frozen=True)
+class DampedGram:
+    """d^T (G + R) d, what a row's loss d costs; R is a diagonal, `added`."""
+
+    gram: Tensor
+    added: Tensor
+
+    @classmethod
+    def damped(cls, gram: Tensor, damping: float, shrink: float) -> DampedGram:
+        """R is `damping` times the mean of G's diagonal, so that nothing is singular, and `shrink`
+        times the diagonal itself, as channels are less correlated than few tokens say."""
+        diagonal = gram.diagonal()
+        return cls(gram, damping * diagonal.mean() + shrink * diagonal)
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.gram.diagonal() + self.added
+
+    def pull(self, lost: Tensor) -> Tensor:
+        """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
+        return torch.addmm(lost * self.added, lost, self.gram)
+
+    def descend(
+        self, weight: Tensor, fitted: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
+    ) -> Tensor:
+        """At most `iters` steps of conjugate gradients over the kept weights of `fitted`, in place,
+        towards `weight`. No row's error rises. Returns the pull of what is still lost."""
+        at_once = ROWS_AT_ONCE if fitted.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
+        scale, pull = inverse(self.diagonal), torch.empty_like(fitted)
+        parts = zip(*(t.split(at_once) for t in (weight, fitted, keep, pull)), strict=True)
+        for whole, rows, kept, pulls in parts:
+            lost = whole - rows
+            pulls.copy_(self.pull(lost))
+            noise = self._noise(rows, lost)
+            self._descend(rows, pulls, kept * scale, noise, iters, tolerance)
+        return pull
+
+    def _noise(self, fitted: Tensor, lost: Tensor) -> Tensor:
+        """How large what rounding makes of a row's pull may be, in units of `diagonal`.
+
+        Every weight is known to a rounding of its size, and so is a product with it. At worst the
+        n channels are one and the same: then the roundings of all appear in the pull of each.
+        """
+        known = _dot(fitted * self.diagonal, fitted) + _dot(lost * self.diagonal, lost)
+        return torch.finfo(fitted.dtype).eps * (fitted.shape[1] * known).sqrt()
+
+    def _descend(
+        self,
+        fitted: Tensor,
+        pull: Tensor,
+        scale: Tensor,
+        noise: Tensor,
+        iters: int,
+        tolerance: float,
+    ) -> None:
+        """The steps for some rows, all at once. scale preconditions, and is 0 where nothing may
+        change.
+
+        Along a step the error falls as long as its true slope is above half of the one computed,
+        so a row is done when the next slope is no more than twice the noise in it: going on would
+        divide noise by noise. A row is done as well at `tolerance` of its first residual.
+        """
+        rounding = torch.finfo(fitted.dtype).eps
+        before, pulled = fitted.clone(), pull.clone()
+        step = pull * scale
+        size = length = _dot(pull, step)
+        enough = tolerance**2 * size
+        going = size > enough
+        for number in range(iters):
+            if number and number % STEPS_UNSEEN == 0 and not going.any():
+                break
+            image = self.pull(step)
+            curvature = _dot(step, image)
+            slope = _dot(step, pull)
+            going = going & (slope > 2 * noise * length.sqrt()) & (curvature > rounding * length)
+            rate = torch.where(going, slope / curvature, 0.0)
+            fitted.addcmul_(rate, step)
+            pull.addcmul_(rate, image, value=-1)
+            scaled = torch.mul(pull, scale, out=image)
+            new_size = _dot(pull, scaled)
+            turn = torch.where(going, new_size / size, 0.0)
+            step = step.mul_(turn).add_(scaled)
+            going = going & (new_size > enough)
+            size, length = new_size, new_size + turn**2 * length
+        # The error fell by the change times the sum of the pulls before and after it.
+        fell = _dot(fitted - before, pulled + pull) > 0
+        torch.where(fell, fitted, before, out=fitted)
+        torch.where(fell, pull, pulled, out=pull)
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row, as a column."""
+    return torch.linalg.vecdot(left, right).unsqueeze(1)
