@@ -127,9 +127,16 @@ def highest_of_groups(score: Tensor, pattern: Pattern) -> Tensor:
 
 
 def keep_mask(
-    score: Tensor, sparsity: float, group: str = "row", pattern: Pattern | None = None
+    score: Tensor, sparsity: float, *, group: str = "row", pattern: Pattern | None = None
 ) -> Tensor:
-    """The keep-mask of a recipe: the pattern if there is one, else `group` at `sparsity`."""
+    """The keep-mask of a recipe: True where a weight stays.
+
+    Args:
+        score: `[out, in]`; the lowest go, of equals those of lower index.
+        sparsity: The fraction of every group that goes, in [0, 1).
+        group: `row`, every row loses the same number, or `layer`, one threshold for the matrix.
+        pattern: N of every M consecutive entries of a row stay; sparsity and group have no say.
+    """
     if pattern is not None:
         return keep_n_of_m(score, pattern)
     if group == "row":

@@ -133,15 +133,19 @@ class Collector(TorchFunctionMode):
             if stats is None:
                 stats = next((s for tensor, s in self._fed if tensor is x), None)
                 if stats is None:
-                    collect = self.needs.inputs
-                    stats = ChannelStats(x.shape[-1], collect, x.device, self.gram_device)
+                    stats = ChannelStats(
+                        x.shape[-1],
+                        self.needs.inputs,
+                        device=x.device,
+                        gram_device=self.gram_device,
+                    )
                 self.inputs[matrix.name] = stats
             if all(s is not stats or tensor is not x for tensor, s in self._fed):
                 stats.add(self._measured(x))
                 self._fed.append((x, stats))
         if self.needs.outputs:
             if matrix.name not in self.outputs:
-                out = ChannelStats(y.shape[-1], self.needs.outputs, y.device)
+                out = ChannelStats(y.shape[-1], self.needs.outputs, device=y.device)
                 self.outputs[matrix.name] = out
             self.outputs[matrix.name].add(self._measured(y))
 

@@ -132,8 +132,9 @@ def prune(
         tell(_memory(opened.streamed, texts, seqlen))
         tell(_begins(job, progress, len(blocks)))
         report = walk.prune(
-            opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
-            blocks=blocks, held_out=texts.watched, gram_device=job.gram_device, tell=tell,
+            opened.streamed.model, texts.data, job.recipe,
+            watch=meter, report_error=job.report_error, base=base, blocks=blocks,
+            held_out=texts.watched, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.bos = found
         said = [*notes, *(found.notes if found else ()), *report.notes]

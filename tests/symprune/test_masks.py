@@ -133,4 +133,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(SympruneError, match="bytes"):
         masks.unpack_bits(torch.zeros(3, dtype=torch.uint8), (5, 5))
     with pytest.raises(SympruneError, match="group"):
-        masks.keep_mask(score, 0.5, "column")
+        masks.keep_mask(score, 0.5, group="column")

@@ -41,7 +41,7 @@ def assert_same(left: ChannelStats, right: ChannelStats) -> None:
 
 def test_the_statistics_are_their_definitions(device: torch.device) -> None:
     x = torch.randn(5, 11, 6, device=device) + 0.5
-    stats = ChannelStats(6, ALL, device)
+    stats = ChannelStats(6, ALL, device=device)
     stats.add(x)
     wide = x.double()
     norm, variance = (wide**2).sum(1).mean(0).sqrt(), wide.var(1, correction=0).mean(0)
