@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-ria-50
 
-.PHONY: demo test test-processors test-slow test-flower check bench clean
+.PHONY: demo test test-processors test-slow test-flower check bench docs wheel clean
 
 # A real language model, pruned to 50 % on this machine, with its perplexity before and after.
 demo: .venv/.ready
@@ -54,6 +54,22 @@ check: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python scripts/benchmark.py
 
+# The documentation as a site that needs no network, in build/site. Docstrings are read in an
+# installed copy, where fed/ and eval/ have their names. Browsers let a page search only if it is
+# served.
+docs: .venv/.ready
+	$(PIP) -e ".[docs]"
+	rm -rf build
+	$(PIP) --no-deps --target build/documented .
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "To read and search it: $(BIN)/python -m http.server --directory build/site"
+
+# A source archive and a wheel, in dist/.
+wheel: .venv/.ready
+	$(PIP) build
+	rm -rf dist
+	$(BIN)/python -m build
+
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
@@ -62,4 +78,4 @@ bench: .venv/.ready
 	touch $@
 
 clean:
-	rm -rf .venv build out
+	rm -rf .venv build dist out

@@ -3,6 +3,12 @@
     from symprune.fed import build, make_problem, simulate
     result = simulate(build("sparse-proxskip", sparsity=0.9), make_problem("digits"), rounds=100)
 
+    from symprune.fed import Module, Problem, stack_rows             # a problem of your own
+    problem = Problem(Module(make_network, loss, "classification"), stack_rows(clients_rows))
+
+    from symprune.fed import Algorithm, check, register              # an algorithm of your own:
+                                                                     # fed/algorithms/__init__.py
+
     from symprune.fed import prune
     result = prune(model, [tokens_of_one_client, tokens_of_another], Recipe(pattern="2:4"))
 
@@ -18,41 +24,117 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from symprune.fed.algorithms import ALGORITHMS, Algorithm, build
-    from symprune.fed.problems.datasets import load
+    from symprune.fed.algorithms import ALGORITHMS, build, register
+    from symprune.fed.problems.datasets import Dataset, load
+    from symprune.fed.problems.losses import (
+        Linear,
+        Logistic,
+        Loss,
+        Module,
+        Softmax,
+        cross_entropy,
+        squared_error,
+    )
     from symprune.fed.problems.make import make_problem
-    from symprune.fed.problems.problem import Problem
-    from symprune.fed.protocol import Sent, Turn
+    from symprune.fed.problems.optimum import minimise
+    from symprune.fed.problems.problem import Constants, Problem, Rows, stack_rows
+    from symprune.fed.protocol import (
+        Algorithm,
+        Like,
+        Message,
+        Received,
+        SampledClients,
+        Sent,
+        State,
+        Turn,
+        check,
+        filled,
+        given,
+        kept,
+        per_client,
+        sample,
+    )
     from symprune.fed.pruning import Privacy, prune
+    from symprune.fed.randomness import Stream
     from symprune.fed.simulate import Result, simulate
 
 _HOME = {
     "ALGORITHMS": "algorithms",
-    "Algorithm": "algorithms",
+    "Algorithm": "protocol",
+    "Constants": "problems.problem",
+    "Dataset": "problems.datasets",
+    "Like": "protocol",
+    "Linear": "problems.losses",
+    "Logistic": "problems.losses",
+    "Loss": "problems.losses",
+    "Message": "protocol",
+    "Module": "problems.losses",
     "Privacy": "pruning",
     "Problem": "problems.problem",
+    "Received": "protocol",
     "Result": "simulate",
+    "Rows": "problems.problem",
+    "SampledClients": "protocol",
     "Sent": "protocol",
+    "Softmax": "problems.losses",
+    "State": "protocol",
+    "Stream": "randomness",
     "Turn": "protocol",
     "build": "algorithms",
+    "check": "protocol",
+    "cross_entropy": "problems.losses",
+    "filled": "protocol",
+    "given": "protocol",
+    "kept": "protocol",
     "load": "problems.datasets",
     "make_problem": "problems.make",
+    "minimise": "problems.optimum",
+    "per_client": "protocol",
     "prune": "pruning",
+    "register": "algorithms",
+    "sample": "protocol",
+    "squared_error": "problems.losses",
+    "stack_rows": "problems.problem",
 }
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Constants",
+    "Dataset",
+    "Like",
+    "Linear",
+    "Logistic",
+    "Loss",
+    "Message",
+    "Module",
     "Privacy",
     "Problem",
+    "Received",
     "Result",
+    "Rows",
+    "SampledClients",
     "Sent",
+    "Softmax",
+    "State",
+    "Stream",
     "Turn",
     "build",
+    "check",
+    "cross_entropy",
+    "filled",
+    "given",
+    "kept",
     "load",
     "make_problem",
+    "minimise",
+    "per_client",
     "prune",
+    "register",
+    "sample",
     "simulate",
+    "squared_error",
+    "stack_rows",
 ]
 
 

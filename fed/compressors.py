@@ -16,7 +16,6 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.randomness import Random, uniform_like
-from symprune.fed.wire.payload import encoded_sizes
 from symprune.masks import keep_largest
 
 
@@ -69,10 +68,6 @@ class Compressor:
     def paper_bits(self, d: int) -> int:
         """What the papers count: 32 bits a value, indices free."""
         return 32 * self.coordinates(d)
-
-    def encoded_size(self, y: Tensor) -> Tensor:
-        """Bytes of each compressed row on the wire, indices and header included."""
-        return encoded_sizes(y if y.dim() > 1 else y.unsqueeze(0), self.quantises)
 
 
 class Identity(Compressor):

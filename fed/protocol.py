@@ -135,7 +135,11 @@ class Algorithm:
         """Numbers of the algorithm's own for the history."""
         return {}
 
-    # Across machines: what a reply may be, who must reply, and what survives a client's disk.
+    # Across machines: whether it may run, what a reply may be, who must reply, and what survives a
+    # client's disk.
+    def check_across_machines(self) -> None:
+        """Raise a SympruneError if, as it was prepared, it must not leave the simulation."""
+
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         """What the reply of the one client of the turn must look like."""
         model = self.model(server)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from symprune.errors import SympruneError
 from symprune.fed.protocol import Algorithm, check
+from symprune.validation import cast_option, check_names
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 ALIASES = {"scaffnew": "proxskip"}
@@ -37,15 +37,17 @@ def build(name: str, **options: Any) -> Algorithm:
         raise SympruneError(f"Unknown algorithm {name!r}; choose from {known}.")
     cls = ALGORITHMS[name]
     known_options = {f.name: f for f in fields(cls)}
-    for option in options:
-        if option not in known_options:
-            listed = ", ".join(options_of(cls)) or "none"
-            raise SympruneError(f"{name} has no option {option!r}; its options are {listed}.")
+    unknown = [option for option in options if option not in known_options]
+    check_names(unknown, options_of(cls), name, "option")
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
-    typed = {o: _typed(name, o, v, str(known_options[o].type)) for o, v in options.items()}
-    return cls(**typed)
+    return cls(**{o: cast_option(name, o, _kind(known_options[o]), v) for o, v in options.items()})
+
+
+def _kind(option: Field[Any]) -> str:
+    """The option's annotation, in words that `cast_option` knows."""
+    return str(option.type).replace("PerClient", "float | tuple[float, ...]")
 
 
 def choose(name: str, **options: Any) -> Algorithm:
@@ -55,30 +57,3 @@ def choose(name: str, **options: Any) -> Algorithm:
         fixed = option not in options_of(type(algorithm))
         check(not fixed, f"{name} takes {option} from the problem, it cannot be chosen.")
     return algorithm
-
-
-def _typed(name: str, option: str, value: Any, kind: str) -> Any:
-    """The value if its type fits the field's annotation; whole numbers may stand for floats and
-    lists for tuples, since that is how they are typed on a command line."""
-    kind = kind.replace("PerClient", "float | tuple")
-    if isinstance(value, list | tuple) and "tuple" in kind:
-        try:
-            return _entries(value, kind.partition("tuple[")[2])
-        except (TypeError, ValueError):
-            raise SympruneError(f"{name}: {option} = {value!r} is not of type {kind}.") from None
-    if isinstance(value, bool) or value is None:
-        fits = ("bool" if isinstance(value, bool) else "None") in kind
-    elif isinstance(value, int) and "int" not in kind and "float" in kind:
-        return float(value)
-    else:
-        fits = type(value).__name__ in kind
-    check(fits, f"{name}: {option} = {value!r} is not of type {kind}.")
-    return value
-
-
-def _entries(values: Sequence[Any], inner: str) -> tuple[Any, ...]:
-    """A tuple whose entries are what its annotation says: whole numbers, words, tuples, floats."""
-    if inner.startswith("tuple["):
-        return tuple(_entries(v, inner.removeprefix("tuple[")) for v in values)
-    kind = int if inner.startswith("int") else str if inner.startswith("str") else float
-    return tuple(kind(v) for v in values)

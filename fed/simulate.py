@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
@@ -25,7 +25,6 @@ from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect, merge
 
 Record = dict[str, Any]
-DIVERGED = "take a smaller step size"
 
 
 @dataclass
@@ -73,8 +72,13 @@ def simulate(
 ) -> Result:
     """Run `rounds` turns and return the last states, the ledger and the history.
 
-    `optimum` (x*) adds the objective gap and the distance to the history. With `checkpoint` the run
-    goes on from that file if it exists, bit for bit. `stop(record)` may end the run early."""
+    seed: of everything random, the start as well unless x0 is given. x0: the model to start from.
+    evaluate_every: turns between two records of the history. optimum: x*, adds the objective gap
+    and the distance to it. clients_at_once: size of the stacks that clients are computed in; by
+    default the whole cohort. wire: send every message through its bytes. checkpoint: a file from
+    which the run goes on if it exists, bit for bit, and to which it is saved. checkpoint_every:
+    turns between two saves. progress: show a bar. threads: for torch; with more than one the bits
+    may depend on the machine. stop: called with every record, ends the run when it returns True."""
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
     with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
@@ -155,13 +159,12 @@ class _Engine:
             received = {k: _pick(v, place) for k, v in received.items()}
         client, replies = self._work(client, received, turn, cohort, everyone)
         up = Parcel(replies, len(cohort), reply=True)
-        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}", DIVERGED)
+        up.check_finite(f"{algorithm.name}: a reply of round {turn.number}")
         ledger.up(cohort, up.sizes(), up.bits())
         server = algorithm.server_step(server, self._transport(up), turn.about(cohort))
         if not bool(torch.isfinite(algorithm.model(server)).all()):
-            raise SympruneError(
-                f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite; "
-                f"{DIVERGED}."
+            raise Diverged(
+                f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite"
             )
         return server, client
 
@@ -216,7 +219,7 @@ def _measure(
     x = algorithm.model(server)
     out: Record = {"loss": problem.mean_value(x)}
     if not math.isfinite(out["loss"]):
-        raise SympruneError(f"{algorithm.name} diverged: its loss is no longer finite; {DIVERGED}.")
+        raise Diverged(f"{algorithm.name} diverged: its loss is no longer finite")
     out["gradient_norm"] = float(problem.mean_gradient(x).norm())
     if goal is not None:
         out["gap"] = out["loss"] - goal[1]

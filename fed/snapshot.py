@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from symprune.errors import SympruneError
 from symprune.fed.protocol import State
+from symprune.machine import durable
 
 VERSION = 1
 
@@ -30,7 +29,7 @@ class Snapshot:
 
 
 def save(path: Path, snapshot: Snapshot) -> None:
-    """Write beside the target, then rename: a killed run leaves the old file or the new one."""
+    """A killed run leaves the old file or the new one."""
     tensors = {
         f"{part}/{name}": tensor.contiguous().clone()
         for part in ("server", "client", "ledger")
@@ -42,11 +41,9 @@ def save(path: Path, snapshot: Snapshot) -> None:
         "turn": str(snapshot.turn),
         "history": json.dumps(snapshot.history),
     }
-    beside = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, beside, metadata)
-        os.replace(beside, path)
+        durable.write_tensors(path, tensors, metadata)
     except (OSError, SafetensorError) as error:
         raise SympruneError(f"Checkpoint {path} cannot be written: {error}.") from None
 

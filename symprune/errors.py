@@ -5,5 +5,12 @@ class SympruneError(ValueError):
     """Bad input. Its text is a whole sentence; the command line prints it and exits with 2."""
 
 
+class Diverged(SympruneError):
+    """A federated run left the finite numbers. `what` is a sentence without its end."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; take a smaller step size.")
+
+
 class HalfPrunedError(SympruneError):
     """The work failed when a part of a model in memory was pruned already; `__cause__` says why."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
+from symprune.machine import durable
 from symprune.masks import count_true, pack_bits, unpack_bits
 
 FILE_NAME = "masks.safetensors"
@@ -87,10 +88,8 @@ class MaskSet(Mapping[str, Tensor]):
         Args:
             path: The file, or a folder, where it is called `masks.safetensors`.
         """
-        from safetensors.torch import save_file
-
         self.fetch()
-        save_file(self._bits, _file(path), metadata=metadata(self._shapes))
+        durable.write_tensors(_file(path), self._bits, metadata(self._shapes))
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:

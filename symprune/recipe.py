@@ -14,6 +14,7 @@ import yaml
 from symprune import criteria, masks
 from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
+from symprune.machine import durable
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
 from symprune.validation import check_choice, check_names, to_mapping
@@ -159,7 +160,7 @@ class Recipe:
         text = yaml.safe_dump(self.to_dict(), sort_keys=False)
         if Path(path).suffix == ".json":
             text = json.dumps(self.to_dict(), indent=2) + "\n"
-        Path(path).write_text(text)
+        durable.write_text(Path(path), text)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

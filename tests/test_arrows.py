@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -68,8 +67,6 @@ FED_MAY_IMPORT = {
         "simulate",
     },
 }  # fmt: skip
-KNOWN = {"symprune.fed.wire.parcel -> symprune.fed.protocol", "fed/algorithms/fedsparse"}
-"""What breaks a rule until the words for a message are the wire's and a family is regrouped."""
 FED_USES = {
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},
@@ -154,7 +151,7 @@ def test_a_room_of_fed_imports_only_the_rooms_below_it() -> None:
                 allowed = room(other) in FED_USES.get(here, TENSORS)
             if not allowed:
                 wrong.append(f"{name} -> {other}")
-    assert set(wrong) <= KNOWN
+    assert not wrong
 
 
 def test_measuring_knows_neither_the_engine_nor_the_jobs() -> None:
@@ -217,11 +214,12 @@ def test_a_room_is_read_at_one_glance() -> None:
         for folder in folders
         if (count := sum(path.name != "__init__.py" for path in folder.glob("*.py"))) > MOST_FILES
     }
-    assert set(crowded) <= KNOWN
+    assert not crowded
 
 
 def test_every_folder_is_installed() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = ast.literal_eval(project[project.index("packages = [") + 11 :].split("]")[0] + "]")
     assert listed == sorted(listed)
     packages = {name for name, path in modules().items() if path.name == "__init__.py"}
     assert set(listed) == packages

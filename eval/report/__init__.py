@@ -6,14 +6,12 @@ page. What the source holds is data, never markup: everything is escaped on its 
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from pathlib import Path
 
 from symprune.checkpoint.record import RECORD
 from symprune.errors import SympruneError
 from symprune.eval.report import run, sweep
+from symprune.machine import durable
 
 
 def build(source: Path, matrix: str | None = None) -> str:
@@ -42,24 +40,8 @@ def write(source: Path, output: Path, force: bool = False, matrix: str | None = 
         raise SympruneError(f"The output {output} exists; choose another or pass --force.")
     text = build(source, matrix)
     try:
-        _replace(output, text)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_text(output, text)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SympruneError(f"The disk is full: {output} was not written.") from error
-        raise SympruneError(
-            f"The output {output} cannot be written: {error.strerror or error}."
-        ) from error
+        raise durable.explain(output, error) from error
     return output
-
-
-def _replace(output: Path, text: str) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, output)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -24,9 +24,10 @@ An algorithm is a frozen dataclass of hyper-parameters with `@register` and a fe
 
 Across machines (`remote/server.py`, `remote/client.py`) it also needs to say what a reply looks
 like: the class attribute `replies = ("g",)` for fields that are vectors like the model, else
-`reply_like`. If a client's state follows from the messages, `memory` and `follow` let the server
-keep a copy for a client that loses its disk. `server_step` must work with the replies of a part of
-the cohort (or `needs_everyone`) and raise a SympruneError when a reply contradicts itself.
+`reply_like`. What must not leave the simulation says so in `check_across_machines`. If a client's
+state follows from the messages, `memory` and `follow` let the server keep a copy for a client that
+loses its disk. `server_step` must work with the replies of a part of the cohort (or
+`needs_everyone`) and raise a SympruneError when a reply contradicts itself.
 
 A turn of the engine calls them in this order; a turn is one message to and one from each client of
 the cohort. State is `dict[str, Tensor]`: the server's, and the clients' with a row per client.

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from symprune.fed.compare.values import parse_options
+from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
@@ -59,7 +59,11 @@ def deploy(
 
     problem = {"data": data, "model": model, "split": split, "clients": clients}
     job = Job(
-        algorithm, parse_options(option or []), {**problem, "l2": l2, "seed": seed}, rounds, seed
+        algorithm,
+        parse_assignments(option or []),
+        {**problem, "l2": l2, "seed": seed},
+        rounds,
+        seed,
     )
     own = tuple({"data": each} for each in own_data or ())
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
@@ -74,11 +78,11 @@ def deploy(
 
 def follow(deployment: Deployment, steps: str) -> None:
     """Start it, say how far it is, and end when its result is there."""
-    from symprune.fed.flower.deploy import deployed
+    from symprune.fed.flower.deploy import running
 
     if deployment.over():
         return
-    with console.status("Starting SuperLink and SuperNodes") as status, deployed(deployment):
+    with console.status("Starting SuperLink and SuperNodes") as status, running(deployment):
         run = deployment.submit()
         status.update(f"Run {run}: waiting for the first round")
         done, asked = -1, time.monotonic()

@@ -13,7 +13,7 @@ from rich.table import Table
 from symprune.errors import SympruneError
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
-from symprune.fed.compare.values import parse_options
+from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.compare.runs import Line
@@ -68,7 +68,7 @@ def run(
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import simulate
 
-    options = parse_options(option or [])
+    options = parse_assignments(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
     if compressor is not None:
@@ -82,8 +82,8 @@ def run(
         data,
         model,
         split,
-        clients,
-        l2,
+        clients=clients,
+        l2=l2,
         weighting=weighting,
         dtype=dtype,
         seed=seed,

@@ -146,7 +146,7 @@ def prune(
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")
-    job = jobs.Job(
+    job = jobs.PruningJob(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
@@ -218,9 +218,9 @@ def _promise(federated: dict[str, Any]) -> list[str]:
     if federated["secure_sum"]:
         notes.append("The statistics were added up behind pairwise masks.")
     if "privacy" in federated:
-        found = federated["privacy"]
+        promised = federated["privacy"]
         notes.append(
-            f"All a client sent is ({found['epsilon']:g}, {found['delta']:g})-differentially "
+            f"All a client sent is ({promised['epsilon']:g}, {promised['delta']:g})-differentially "
             "private for each of its windows."
         )
     return notes

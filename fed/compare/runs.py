@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
 from symprune.fed.algorithms import build
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm
-from symprune.fed.simulate import DIVERGED, Record, simulate
+from symprune.fed.simulate import Record, simulate
 
 FALLING = ("loss", "gap", "distance", "gradient_norm", "personal_loss")
 TUNING_SEED = 10_007
@@ -82,7 +82,7 @@ def run_entry(
     problem: Problem, entry: Entry, setting: Setting, say: Callable[[str], None] = lambda text: None
 ) -> Line:
     """Choose the options if there is a grid, then run every seed."""
-    options = tuned(problem, entry, setting, say) if entry.tune else entry.options
+    options = tune_options(problem, entry, setting, say) if entry.tune else entry.options
     histories = []
     for seed in setting.seeds:
         say(f"{entry.title}: seed {seed}")
@@ -91,7 +91,7 @@ def run_entry(
     return Line(replace(entry, options=options), build(entry.algorithm, **options), histories)
 
 
-def tuned(
+def tune_options(
     problem: Problem, entry: Entry, setting: Setting, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The grid point with the lowest final training loss; those that diverge are out."""
@@ -112,10 +112,8 @@ def tuned(
 def _training_loss(problem: Problem, algorithm: Algorithm, setting: Setting, rounds: int) -> float:
     try:
         history = _run(problem, algorithm, setting, TUNING_SEED, rounds)
-    except SympruneError as error:
-        if DIVERGED in str(error):
-            return math.inf
-        raise
+    except Diverged:
+        return math.inf
     return tail_mean(history, tuning_metric(setting.metric))
 
 

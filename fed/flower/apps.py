@@ -136,7 +136,7 @@ def _pull(grid: Grid, letter: str, node: int) -> list[tuple[str, int, bytes]] | 
 
     try:
         messages = list(grid.pull_messages([letter]))
-        return [_opened(message) for message in messages] if messages else None
+        return [_open(message) for message in messages] if messages else None
     except HTTPError:  # the SuperLink cannot be reached: no client's fault
         raise
     except Exception as error:
@@ -144,7 +144,7 @@ def _pull(grid: Grid, letter: str, node: int) -> list[tuple[str, int, bytes]] | 
         return []
 
 
-def _opened(message: Message) -> tuple[str, int, bytes]:
+def _open(message: Message) -> tuple[str, int, bytes]:
     metadata = message.metadata
     if message.has_error():
         raise SympruneError(f"it failed, {message.error.reason or message.error.code}")

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -26,15 +27,13 @@ import psutil
 from symprune.errors import SympruneError
 from symprune.fed.flower.apps import QUIET, need_flower
 from symprune.fed.flower.keys import make_keys
-from symprune.fed.pruning.remote import MODEL, STATE, Task
-from symprune.fed.pruning.server_state import blocks_done
-from symprune.fed.remote.job import Job
+from symprune.fed.remote.deployable import Deployable
 from symprune.fed.remote.transport import Setting
 
 LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
 ASKED = "asked.json"
-BEGUN = ("run.json", STATE, MODEL)  # in the server's folder: training, pruning, a pruned model
+BEFORE = ("lock", "error*.txt", ".*")  # what the server's folder may have before a run has begun
 NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
 START = 300.0  # seconds a process may take until it is ready
 HEARTBEATS = 90.0  # seconds after which Flower has missed two heartbeats of a node, 30 s each
@@ -48,7 +47,7 @@ build-backend = "hatchling.build"
 [project]
 name = "symprune-federation"
 version = "1.0.0"
-description = "{algorithm} by symprune"
+description = "{title} by symprune"
 license = "Apache-2.0"
 dependencies = []
 
@@ -72,7 +71,8 @@ job = {job}
 """
 CODE = '''"""The Flower app. symprune itself is installed on every machine."""
 
-from symprune.fed.{client} import answer
+from {client} import answer
+
 from symprune.fed.flower import client_app, server_app, {main}
 
 server = server_app({main})
@@ -93,7 +93,7 @@ class Deployment:
     `port`; node i has `node_port + i`, on loopback."""
 
     folder: Path
-    job: Job | Task
+    job: Deployable
     port: int = 8000
     node_port: int = 9094
     timeout: float = 600.0  # seconds a round waits for a client that is still connected
@@ -112,8 +112,7 @@ class Deployment:
 
     @property
     def result(self) -> Path:
-        name = "history.json" if isinstance(self.job, Job) else "model/symprune.json"
-        return self.folder / "server" / name
+        return self.folder / "server" / self.job.result_file
 
     def prepare(self) -> None:
         """App folder, keys and Flower's own folder, which must not be inside the app's."""
@@ -126,16 +125,15 @@ class Deployment:
         quoted = json.dumps  # a JSON string is a TOML string
         project = PROJECT.format(
             app=APP,
-            algorithm=self.job.algorithm if isinstance(self.job, Job) else "Pruning",
+            title=self.job.title,
             clients=self.job.clients,
             timeout=float(self.timeout),
             folder=quoted(str(self.folder)),
             job=quoted(self.job.to_json()),
         )
         (app / "pyproject.toml").write_text(project)
-        training = isinstance(self.job, Job)
-        client, main = ("client", "train") if training else ("pruning.remote", "prune")
-        (app / f"{APP}.py").write_text(CODE.format(client=client, main=main))
+        code = CODE.format(client=self.job.client_module, main=self.job.server_main)
+        (app / f"{APP}.py").write_text(code)
         authority = quoted(str(keys / "ca.crt"))
         connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
         (home / "config.toml").write_text(connection)
@@ -149,9 +147,13 @@ class Deployment:
     def _refuse_another_run(self) -> None:
         """What has begun goes on as it was asked for, or not at all."""
         asked = self.folder / ASKED
-        begun = any((self.folder / "server" / name).exists() for name in BEGUN)
-        if begun and asked.exists() and asked.read_text() != self._asked():
+        if self._begun() and asked.exists() and asked.read_text() != self._asked():
             raise SympruneError(f"{self.folder} holds another run: use another folder.")
+
+    def _begun(self) -> bool:
+        """Whether a server has left something of a run in its folder, whatever it ran."""
+        names = [file.name for file in (self.folder / "server").glob("*")]
+        return any(not any(fnmatch(name, idle) for idle in BEFORE) for name in names)
 
     def start(self) -> None:
         """SuperLink, registration of the nodes' public keys, SuperNodes."""
@@ -184,13 +186,13 @@ class Deployment:
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
-            found = [int(node) for node in re.findall(NODE_ID, said)]
-            if not found:  # if it is registered and a crash kept its id from us, this is the one
+            ids = [int(node) for node in re.findall(NODE_ID, said)]
+            if not ids:  # if it is registered and a crash kept its id from us, this is the one
                 listed = re.findall(NODE_ID, self.flwr("supernode", "list", "symprune"))
-                found = [node for node in map(int, listed) if node not in nodes]
-            if len(found) != 1:
+                ids = [node for node in map(int, listed) if node not in nodes]
+            if len(ids) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
-            nodes += found
+            nodes += ids
             file.write_text(json.dumps(nodes))
         return nodes
 
@@ -228,7 +230,7 @@ class Deployment:
 
     def submit(self) -> str:
         """Hand the app to the SuperLink; the id of the run."""
-        if isinstance(self.job, Job):
+        if self.job.extendable:
             self.result.unlink(missing_ok=True)
         for old in (self.folder / "server").glob("error*.txt"):
             old.unlink()
@@ -236,25 +238,20 @@ class Deployment:
         nodes = ",".join(str(node) for node in self.register())
         config = f'nodes="{nodes}" attempt="{self.attempt}"'
         said = self.flwr("run", str(self.folder / "app"), "symprune", "--run-config", config)
-        found = re.search(r'"run-id":\s*"?(\d+)', said)
-        if found is None:
+        run = re.search(r'"run-id":\s*"?(\d+)', said)
+        if run is None:
             raise SympruneError(f"The SuperLink did not take the run: {said.strip()}.")
-        return found[1]
+        return run[1]
 
     def rounds_done(self) -> int:
         """The rounds (of pruning: blocks) the server has finished and saved."""
-        from symprune.fed.snapshot import load
-
-        if isinstance(self.job, Task):
-            return blocks_done(self.folder / "server" / STATE)
-        file = self.folder / "server" / "state.safetensors"
-        return load(file).turn if file.exists() else 0
+        return self.job.steps_done(self.folder / "server")
 
     def over(self) -> bool:
         """Whether an earlier run in this folder did all that is asked for: a pruned model is not
         pruned again, training may be asked for more rounds."""
         self._refuse_another_run()
-        return isinstance(self.job, Task) and self.result.exists()
+        return not self.job.extendable and self.result.exists()
 
     def finished(self) -> bool:
         """Whether the result is there; why not, if there will be none."""
@@ -351,7 +348,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(deployment: Deployment) -> Iterator[Deployment]:
+def running(deployment: Deployment) -> Iterator[Deployment]:
     """The deployment while it runs; afterwards nothing of it is left running."""
     deployment.prepare()
     try:

@@ -35,8 +35,8 @@ def _hosts(certificate: Path) -> set[str]:
     """The names and addresses that a certificate is for."""
     from cryptography import x509
 
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    parsed = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return {str(name.value) for name in names}
 
 

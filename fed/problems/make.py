@@ -32,6 +32,7 @@ def make_problem(
     data: str | Dataset = "digits",
     model: str | None = None,
     split: str = "iid",
+    *,
     clients: int = 10,
     l2: float = 1e-3,
     nonconvex: float = 0.0,
@@ -40,8 +41,14 @@ def make_problem(
     seed: int = 0,
     client_test_share: float = 0.0,
 ) -> Problem:
-    """A federated problem. `model` is logistic, softmax, linear (the fitting one by default) or a
-    network's name. `client_test_share` keeps that part of every client's rows for its own test."""
+    """A federated problem: a data set, shared out, with a loss.
+
+    data: a data set, or the name that `load` knows it by. model: logistic, softmax, linear (by
+    default the one that fits the labels) or a network's name. split: how `partition` shares the
+    rows out, such as iid, class:2 or dirichlet:0.5. clients: among how many. l2: the ridge
+    `l2/2 ||w||^2`. nonconvex: weight of `sum_j w_j^2/(1+w_j^2)`. weighting: of a client's rows, see
+    `stack_rows`. dtype: float32 or float64. seed: of the split. client_test_share: the part of
+    every client's rows that is kept for its own test."""
     if dtype not in DTYPES:
         raise SympruneError(f"Unknown dtype {dtype!r}; choose float32 or float64.")
     if not 0 <= client_test_share < 1:

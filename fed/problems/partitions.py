@@ -18,13 +18,13 @@ from symprune.fed.problems.datasets import Dataset
 
 def iid(data: Dataset, clients: int, seed: int) -> list[Tensor]:
     """Shuffled and cut into parts whose sizes differ by one at most."""
-    return [torch.from_numpy(p) for p in np.array_split(_shuffled(len(data), seed), clients)]
+    return [torch.from_numpy(p) for p in np.array_split(_random_order(len(data), seed), clients)]
 
 
 def blocks(data: Dataset, clients: int, seed: int, overlap: int) -> list[Tensor]:
     """Shuffled, cut into equal blocks with the remainder in the last; client i gets `overlap`
     consecutive ones, cyclically (EF-BV's xi)."""
-    order = _shuffled(len(data), seed)
+    order = _random_order(len(data), seed)
     size = len(data) // clients
     cut = [order[i * size : (i + 1) * size] for i in range(clients - 1)]
     cut.append(order[(clients - 1) * size :])
@@ -40,7 +40,7 @@ def by_class(data: Dataset, clients: int, seed: int, shards: int) -> list[Tensor
     size = len(data) // (clients * shards)
     if size == 0:
         raise SympruneError(f"{len(data)} rows do not fill {clients * shards} shards.")
-    deal = _shuffled(clients * shards, seed)
+    deal = _random_order(clients * shards, seed)
     cut = [order[i * size : (i + 1) * size] for i in range(clients * shards)]
     return [
         torch.from_numpy(np.concatenate([cut[j] for j in deal[i * shards : (i + 1) * shards]]))
@@ -79,7 +79,7 @@ def by_user(data: Dataset, clients: int, seed: int) -> list[Tensor]:
     users = np.unique(data.users.numpy())
     if clients > len(users):
         raise SympruneError(f"{data.name} has {len(users)} users, not {clients}.")
-    chosen = users[np.sort(_shuffled(len(users), seed)[:clients])]
+    chosen = users[np.sort(_random_order(len(users), seed)[:clients])]
     return [torch.from_numpy(np.flatnonzero(data.users.numpy() == user)) for user in chosen]
 
 
@@ -242,7 +242,7 @@ def _nobody_empty(owner: np.ndarray, clients: int) -> np.ndarray:
     return owner
 
 
-def _shuffled(size: int, seed: int) -> np.ndarray:
+def _random_order(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(size)
 
 

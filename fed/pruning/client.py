@@ -119,17 +119,17 @@ class Client:
             raise SympruneError(f"A client at block {state.block} was asked for block {block}.")
         if not 0 <= block < len(self.layout.blocks) or not 0 < participants <= settings.clients:
             raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
-        found = self.layout.matrices(block)
+        matrices = self.layout.matrices(block)
         widest = packed_stats.length(
-            packed_stats.layout(found, torch.arange(len(found)), settings.needs)
+            packed_stats.layout(matrices, torch.arange(len(matrices)), settings.needs)
         )
         if not 0 <= values <= widest:
             raise SympruneError(f"A client was asked for {values} statistics of {widest}.")
         with_keys = settings.secure and block == 0 and attempt == 0
-        asked = messages.round_fields(settings, participants, len(found), with_keys, values)
+        asked = messages.round_fields(settings, participants, len(matrices), with_keys, values)
         before = self.layout.matrices(block - 1) if block and attempt == 0 else []
         _, fields = messages.read(data, ROUND, {**asked, **messages.mask_fields(before)})
-        parts = packed_stats.layout(found, fields["groups"], settings.needs)
+        parts = packed_stats.layout(matrices, fields["groups"], settings.needs)
         if packed_stats.length(parts) != values:
             raise SympruneError(f"A client was asked for {values} statistics that do not fit.")
         if new:
@@ -137,22 +137,22 @@ class Client:
                 raise SympruneError("A client was told to measure in units of zero.")
             self._advance(block, before, fields)
             state.block, state.measured = block, None
-            state.measured = self._collect(block, found, parts, fields)
+            state.measured = self._collect(block, matrices, parts, fields)
         if not settings.secure:
             reply = {k: getattr(state.measured, k) for k in ("counts", "values", "rests")}
         else:
             if with_keys:
                 self._learn_keys(fields)
-            reply = {"masked": self._masked(fields["participants"].tolist(), block, attempt)}
+            reply = {"masked": self._mask(fields["participants"].tolist(), block, attempt)}
         return messages.write(messages.head(ROUND, block, attempt), reply)
 
     def _finish(self, data: bytes) -> bytes:
         last = len(self.layout.blocks) - 1
         if self.state.block not in (last, last + 1):
             raise SympruneError(f"A client at block {self.state.block} was told it is finished.")
-        found = self.layout.matrices(last)
-        _, fields = messages.read(data, FINISH, messages.mask_fields(found))
-        self._apply(last, found, fields)
+        matrices = self.layout.matrices(last)
+        _, fields = messages.read(data, FINISH, messages.mask_fields(matrices))
+        self._apply(last, matrices, fields)
         self.state = client_state.State(self.state.settings, last + 1)
         return messages.write(messages.head(FINISH))
 
@@ -162,13 +162,13 @@ class Client:
             raise SympruneError("A client was asked for statistics before it was introduced.")
         return self.state.settings
 
-    def _apply(self, block: int, found: list[Matrix], fields: dict[str, Tensor]) -> None:
+    def _apply(self, block: int, matrices: list[Matrix], fields: dict[str, Tensor]) -> None:
         masks = MaskSet() if self.folder else self._masks
-        for number, (name, parameter) in enumerate(messages.parameters(found).items()):
+        for number, (name, parameter) in enumerate(messages.parameters(matrices).items()):
             keep = fields[f"mask{number}"]
             parameter.data.masked_fill_(~keep.to(parameter.device), 0)
             masks[name] = keep
-        if self.folder and found:
+        if self.folder and matrices:
             client_state.save_masks(self.folder, block, masks)
 
     def _advance(self, block: int, before: list[Matrix], fields: dict[str, Tensor]) -> None:
@@ -210,7 +210,7 @@ class Client:
     def _collect(
         self,
         block: int,
-        found: list[Matrix],
+        matrices: list[Matrix],
         parts: list[packed_stats.Part],
         fields: dict[str, Tensor],
     ) -> packed_stats.Packed:
@@ -222,19 +222,19 @@ class Client:
                 self._activations(),
                 block,
                 self.layout.blocks[block],
-                found,
+                matrices,
                 settings.needs,
                 lambda n: self.tick("collect", block, n, samples),
             )
             packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")
             return packed
-        return self._collect_private(block, found, parts, fields)
+        return self._collect_private(block, matrices, parts, fields)
 
     def _collect_private(
         self,
         block: int,
-        found: list[Matrix],
+        matrices: list[Matrix],
         parts: list[packed_stats.Part],
         fields: dict[str, Tensor],
     ) -> packed_stats.Packed:
@@ -246,12 +246,12 @@ class Client:
                 activations.only(range(sample, sample + 1)),
                 block,
                 self.layout.blocks[block],
-                found,
+                matrices,
                 settings.needs,
             )
             packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")
-            total.values += noise.clipped(
+            total.values += noise.clip_difference(
                 packed.values, fields["centre"], fields["scale"], settings.clip
             )
             self.tick("collect", block, sample, samples)
@@ -268,7 +268,7 @@ class Client:
             if other != own
         }
 
-    def _masked(self, participants: list[int], block: int, attempt: int) -> Tensor:
+    def _mask(self, participants: list[int], block: int, attempt: int) -> Tensor:
         """The measured vector, counts first, behind the streams of all other participants."""
         own, measured = self._settings.number, self.state.measured
         assert measured is not None
@@ -287,10 +287,10 @@ class Client:
 def digest(model: nn.Module, stored: Mapping[str, torch.dtype]) -> Tensor:
     """A fingerprint of the dense model as it is stored: both sides must have the same one, whatever
     their machines compute in."""
-    found = hashlib.blake2b(digest_size=messages.DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=messages.DIGEST_BYTES)
     for name, parameter in model.named_parameters():
         dtype = stored.get(name, parameter.dtype)
-        found.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
+        digest.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
         flat = parameter.detach().to("cpu", dtype).contiguous().view(-1)
-        found.update(flat.view(torch.uint8).numpy().data)
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)

@@ -7,18 +7,17 @@ owner only, for they hold the client's hidden states and its secrets.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.pruning.messages import Settings
 from symprune.fed.pruning.packed_stats import Packed
+from symprune.machine import durable
 from symprune.maskset import MaskSet
 from symprune.stats import Needs
 
@@ -49,10 +48,8 @@ def save(folder: Path, state: State) -> None:
         sides = [sorted(needs.inputs), sorted(needs.outputs)]
         plain["settings"] = {**vars(state.settings), "needs": [*sides, needs.token_limit]}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = folder / f".{FILE}.new"
-    os.close(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
-    save_file(tensors, new, metadata={"version": VERSION, "state": json.dumps(plain)})
-    new.replace(folder / FILE)
+    about = {"version": VERSION, "state": json.dumps(plain)}
+    durable.write_tensors(folder / FILE, tensors, about, mode=0o600)
 
 
 def load(folder: Path) -> State:

@@ -51,9 +51,9 @@ class Traffic:
         clients, layout = len(server.members), server.layout
         blocks = []
         for block in range(len(layout.blocks)):
-            found, stored = layout.matrices(block), server.stored
-            types = [stored.get(m.parameter_name, m.parameter.dtype) for m in found]
-            sizes = [m.weight.numel() for m in found]
+            matrices, stored = layout.matrices(block), server.stored
+            types = [stored.get(m.parameter_name, m.parameter.dtype) for m in matrices]
+            sizes = [m.weight.numel() for m in matrices]
             size = sum(n * type.itemsize for n, type in zip(sizes, types, strict=True))
             blocks.append({"up": 0, "down": 0, "weights": clients * size})
         return cls(Ledger.empty(clients), blocks=blocks)
@@ -124,7 +124,7 @@ def run(
         if checkpoint is not None:
             server_state.save(checkpoint, server, next_block, traffic.state())
 
-    with _timed(report):
+    with _timing(report):
         if first < 0:
             server.welcome(exchange(server.hello(), traffic.setup, traffic.setup))
             keep(0)
@@ -198,7 +198,7 @@ def _count(count: Callable[[Tensor, Tensor, Tensor], None], sent: Mapping[int, b
 
 
 @contextmanager
-def _timed(report: walk.Report) -> Iterator[None]:
+def _timing(report: walk.Report) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report.seconds["federated"] = time.perf_counter() - start

@@ -32,7 +32,7 @@ REFERENCE_WINDOWS = 16
 
 
 @dataclass(frozen=True)
-class Job:
+class PruningJob:
     """A `fed prune` command.
 
     texts: one per client, `recipe.nsamples` windows each; or none, and the recipe's calibration set
@@ -97,7 +97,7 @@ class Job:
 
 
 def prune(
-    job: Job,
+    job: PruningJob,
     tell: Tell = lambda _: None,
     watch: walk.Watch = lambda *_: None,
     watch_eval: Callable[[int, int], None] = lambda *_: None,
@@ -124,21 +124,21 @@ def prune(
     tell(f"Loading {job.model}")
     model = load_model(origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    output_folder.check_output(job.folder, job.force, needed=size)
+    output_folder.check_room(job.folder, size)
     dtype = model.dtype
     stored = compute.widen(model, job.compute_dtype, device)
     tell(f"Computing in {compute.describe(model.dtype, dtype, device)}")
-    found = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
-    clients = [calibration.begin_with(tokens, found.token) for tokens in clients]
+    beginning = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
+    clients = [calibration.begin_with(tokens, beginning.token) for tokens in clients]
     if reference is not None:
-        reference = calibration.begin_with(reference, found.token)
+        reference = calibration.begin_with(reference, beginning.token)
 
     def measure(which: str) -> dict[str, Any]:
         measured = {}
         for data, ids in texts.items():
             tell(f"Perplexity of the {which} model on {data}")
             measured[data] = perplexity(
-                model, ids, seqlen, job.eval_windows, watch_eval, found.token
+                model, ids, seqlen, job.eval_windows, watch_eval, beginning.token
             )
         return measured
 
@@ -147,8 +147,8 @@ def prune(
     result = prune_in_process(
         model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored
     )
-    result.report.notes[:0] = [*notes, *found.notes]
-    result.report.bos = found
+    result.report.notes[:0] = [*notes, *beginning.notes]
+    result.report.bos = beginning
     pruned = measure("pruned")
     record = {
         "model": job.model,
@@ -174,7 +174,7 @@ def prune(
     record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
-    output_folder.save(job.folder, model, tokenizer, record, result.report.masks, job.force)
+    output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
     record["output"] = str(job.folder)
     record["output_bytes"] = output_folder.folder_size(job.folder)
     return record

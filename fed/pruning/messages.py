@@ -66,8 +66,8 @@ def read(data: bytes, kind: int, fields: Expected) -> tuple[list[int], dict[str,
     numbers = read_head(data)
     if numbers[1] != kind:
         raise SympruneError(f"A message is of kind {numbers[1]}, not {kind}.")
-    found = decode_as(data, {"head": (INTEGER, (HEAD,)), **fields})
-    return numbers[2:], {name: found[name] for name in fields}
+    decoded = decode_as(data, {"head": (INTEGER, (HEAD,)), **fields})
+    return numbers[2:], {name: decoded[name] for name in fields}
 
 
 def write(first: Tensor, fields: Mapping[str, Tensor] | None = None) -> bytes:
@@ -129,15 +129,15 @@ def reply_fields(secure: bool, parts: int, values: int) -> Expected:
     return {"counts": (INTEGER, (parts, 2)), **sums}
 
 
-def parameters(found: Sequence[Matrix]) -> dict[str, nn.Parameter]:
+def parameters(matrices: Sequence[Matrix]) -> dict[str, nn.Parameter]:
     """The distinct parameters behind a block's matrices; fused experts are one parameter."""
-    return {matrix.parameter_name: matrix.parameter for matrix in found}
+    return {matrix.parameter_name: matrix.parameter for matrix in matrices}
 
 
-def mask_fields(found: Sequence[Matrix]) -> Expected:
-    shapes = [tuple(parameter.shape) for parameter in parameters(found).values()]
+def mask_fields(matrices: Sequence[Matrix]) -> Expected:
+    shapes = [tuple(parameter.shape) for parameter in parameters(matrices).values()]
     return {f"mask{number}": (BOOL, shape) for number, shape in enumerate(shapes)}
 
 
-def mask_tensors(found: Sequence[Matrix], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"mask{number}": masks[name] for number, name in enumerate(parameters(found))}
+def mask_tensors(matrices: Sequence[Matrix], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"mask{number}": masks[name] for number, name in enumerate(parameters(matrices))}

@@ -62,11 +62,11 @@ def reference(parts: Sequence[Part], public: Packed) -> tuple[Tensor, Tensor]:
     for part, samples in zip(parts, public.counts[:, 0].tolist(), strict=True):
         names, width = part.sums, part.channels
         mean = public.values[at : at + part.size].view(len(names), width) / max(samples, 1)
-        found = dict(zip(names, mean, strict=True))
-        size = {name: _usual(found[name]) for name in names if name != TOTAL}
-        if TOTAL in found:
-            size[TOTAL] = torch.maximum(found[TOTAL].abs(), size[SQUARE].sqrt())
-        centres += [found[name] for name in names]
+        means = dict(zip(names, mean, strict=True))
+        size = {name: _usual(means[name]) for name in names if name != TOTAL}
+        if TOTAL in means:
+            size[TOTAL] = torch.maximum(means[TOTAL].abs(), size[SQUARE].sqrt())
+        centres += [means[name] for name in names]
         scales += [size[name] for name in names]
         at += part.size
     return torch.cat(centres).float(), torch.cat(scales).float()
@@ -77,7 +77,7 @@ def _usual(squares: Tensor) -> Tensor:
     return squares + FLOOR * squares.mean() + torch.finfo(torch.float32).tiny
 
 
-def clipped(values: Tensor, centre: Tensor, scale: Tensor, clip: float) -> Tensor:
+def clip_difference(values: Tensor, centre: Tensor, scale: Tensor, clip: float) -> Tensor:
     """One sample's relative difference to the centre, no longer than `clip sqrt(d)`."""
     difference = ((values - centre.double()) / scale.double()).clamp(-2 * clip, 2 * clip)
     longest = clip * math.sqrt(max(difference.numel(), 1))

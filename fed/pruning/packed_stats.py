@@ -51,18 +51,18 @@ class Packed:
             self.rests = self.rests + lost
 
 
-def sharing(found: Sequence[Matrix], inputs: Mapping[str, ChannelStats]) -> Tensor:
+def sharing(matrices: Sequence[Matrix], inputs: Mapping[str, ChannelStats]) -> Tensor:
     """For every matrix the number of its group: those that were measured by one object."""
     seen: dict[int | str, int] = {}
-    keys = [id(inputs[m.name]) if m.name in inputs else m.name for m in found]
+    keys = [id(inputs[m.name]) if m.name in inputs else m.name for m in matrices]
     return torch.tensor([seen.setdefault(key, len(seen)) for key in keys], dtype=torch.int64)
 
 
-def layout(found: Sequence[Matrix], groups: Tensor, needs: Needs) -> list[Part]:
+def layout(matrices: Sequence[Matrix], groups: Tensor, needs: Needs) -> list[Part]:
     """The parts of a block's vector: inputs by group, then outputs by matrix."""
     numbers = groups.tolist()
     members: dict[int, list[Matrix]] = {}
-    for matrix, number in zip(found, numbers, strict=True):
+    for matrix, number in zip(matrices, numbers, strict=True):
         members.setdefault(number, []).append(matrix)
     parts = []
     for group in members.values() if needs.inputs else ():
@@ -71,7 +71,7 @@ def layout(found: Sequence[Matrix], groups: Tensor, needs: Needs) -> list[Part]:
             raise SympruneError(f"{group[0].name} and {group[1].name} cannot share an input.")
         names = tuple(matrix.name for matrix in group)
         parts.append(Part("inputs", names, widths.pop(), needs.inputs))
-    for matrix in found if needs.outputs else ():
+    for matrix in matrices if needs.outputs else ():
         parts.append(Part("outputs", (matrix.name,), matrix.weight.shape[0], needs.outputs))
     return parts
 
@@ -93,10 +93,10 @@ def pack(
     packed, at = empty(parts), 0
     for number, part in enumerate(parts):
         where = inputs if part.side == "inputs" else outputs
-        found = {id(where[name]): where[name] for name in part.names if name in where}
-        if len(found) > 1:
+        measured = {id(where[name]): where[name] for name in part.names if name in where}
+        if len(measured) > 1:
             raise SympruneError(f"{part.names[0]} does not share its input with {part.names[1]}.")
-        for stats in found.values():
+        for stats in measured.values():
             packed.counts[number] = torch.tensor([stats.samples, stats.tokens])
             values, rests = (
                 torch.cat([group[name].cpu() for name in part.sums])

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,13 @@ from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import Result, run
-from symprune.fed.pruning.job import REFERENCE_WINDOWS, Job
+from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server, check_recipe
+from symprune.fed.pruning.server_state import blocks_done
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
-from symprune.machine import compute
-from symprune.machine.durable import write_durably
+from symprune.machine import compute, durable
 from symprune.models import hub
 from symprune.recipe import Recipe
 
@@ -47,6 +47,12 @@ PATIENCE = 20  # pauses until everyone is connected; who is missing then is left
 class Task:
     """What the server is to do. The recipe's calibration set is the clients' affair."""
 
+    server_main: ClassVar[str] = "prune"
+    client_module: ClassVar[str] = "symprune.fed.pruning.remote"
+    result_file: ClassVar[str] = "model/symprune.json"
+    extendable: ClassVar[bool] = False
+    title: ClassVar[str] = "Pruning"
+
     model: str
     recipe: Recipe
     clients: int
@@ -59,6 +65,10 @@ class Task:
 
     def __post_init__(self) -> None:
         check_recipe(self.recipe)
+
+    def steps_done(self, folder: Path) -> int:
+        """The blocks the server has decided and saved."""
+        return blocks_done(folder / STATE)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "recipe": self.recipe.to_dict()})
@@ -74,7 +84,7 @@ class Task:
             raise SympruneError(f"This is no pruning task: {error}.") from error
 
 
-def of_job(job: Job) -> tuple[Task, tuple[dict[str, Setting], ...]]:
+def of_job(job: PruningJob) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     """A command's job for a federation: the server's task, and what each owner would set."""
     check(bool(job.texts), "Nodes have texts of their own: name one --client for each.")
     elsewhere = {
@@ -128,16 +138,16 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
     access = hub.Access(task.revision, trust_remote_code=task.trust_remote_code)
     model, tokenizer = load_with_tokenizer(task.model, device="cpu", access=access)
     stored = compute.widen(model, task.compute_dtype, torch.device("cpu"))
-    found = bos.decide(task.recipe.bos, tokenizer, model.config, bos.in_memory(model))
+    beginning = bos.decide(task.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     reference = None
     if task.privacy is not None:
         length, seed = task.recipe.seqlen, task.recipe.text_seed
         reference = calibration.calibration_tokens(
             task.reference, tokenizer, REFERENCE_WINDOWS, length, seed
         )
-        reference = calibration.begin_with(reference, found.token)
+        reference = calibration.begin_with(reference, beginning.token)
     server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference, stored)
-    server.report.bos = found
+    server.report.bos = beginning
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / STATE
     wait_for_all(transport, PATIENCE, pause)
@@ -156,7 +166,7 @@ def answer(data: bytes, node: Node) -> bytes:
     own log."""
     settings = Settings.of(node.config)
     with limited_threads():
-        model, tokens, stored = settings.loaded(node.folder)
+        model, tokens, stored = settings.load(node.folder)
         owner = (settings.privacy, settings.secure, node.folder)
         return Client(model, tokens, *owner, stored=stored)(data)
 
@@ -190,7 +200,7 @@ class Settings:
     def privacy(self) -> Privacy | None:
         return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
 
-    def loaded(self, folder: Path) -> tuple[nn.Module, Tensor, dict[str, torch.dtype]]:
+    def load(self, folder: Path) -> tuple[nn.Module, Tensor, dict[str, torch.dtype]]:
         """The model, the owner's tokens and what of the model is stored in another type. What was
         measured for the tokens is kept in the folder."""
         access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
@@ -207,8 +217,8 @@ class Settings:
         file, of = folder / BEGINNING, [self.model, self.revision, self.bos]
         kept = json.loads(file.read_text()) if file.is_file() else {}
         if kept.get("of") != of:
-            found = bos.decide(self.bos, tokenizer, model.config, bos.in_memory(model))
-            kept = {"of": of, "found": found.to_dict()}
+            beginning = bos.decide(self.bos, tokenizer, model.config, bos.in_memory(model))
+            kept = {"of": of, "found": beginning.to_dict()}
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_durably(file, [json.dumps(kept).encode()])
+            durable.write_text(file, json.dumps(kept))
         return Bos(**kept["found"]).token

@@ -91,9 +91,7 @@ def to_fixed(values: Tensor, rests: Tensor, parties: int) -> np.ndarray:
     limit = MODULUS // 2 // parties
     whole = []
     for value, rest in zip(values.tolist(), rests.tolist(), strict=True):
-        number = (
-            _shifted(value, 2 * POINT) + _shifted(rest, 2 * POINT) + (1 << POINT - 1)
-        ) >> POINT
+        number = (_shift(value, 2 * POINT) + _shift(rest, 2 * POINT) + (1 << POINT - 1)) >> POINT
         if not -limit < number < limit:
             raise SympruneError(f"A statistic of {value:.3g} is too large for masked summation.")
         whole.append((number % MODULUS).to_bytes(8 * WORDS, "little"))
@@ -108,7 +106,7 @@ def from_fixed(fixed: np.ndarray) -> tuple[Tensor, Tensor]:
         number = int.from_bytes(data[i * size : (i + 1) * size], "little")
         number -= MODULUS if number >= MODULUS // 2 else 0
         values[i] = number / (1 << POINT)
-        rests[i] = (number - _shifted(values[i], POINT)) / (1 << POINT)
+        rests[i] = (number - _shift(values[i], POINT)) / (1 << POINT)
     return tensor_from(values), tensor_from(rests)
 
 
@@ -120,13 +118,13 @@ def as_tensor(fixed: np.ndarray) -> Tensor:
 def total(masked: Iterable[Tensor]) -> np.ndarray:
     """The sum of all clients' masked numbers: without the masks, which cancel."""
     words = [part.numpy().view(np.uint64) for part in masked]
-    found = words[0]
+    summed = words[0]
     for part in words[1:]:
-        found = add(found, part)
-    return found
+        summed = add(summed, part)
+    return summed
 
 
-def _shifted(value: float, bits: int) -> int:
+def _shift(value: float, bits: int) -> int:
     """value * 2^bits as a whole number, towards minus infinity."""
     fraction, exponent = math.frexp(value)
     whole, shift = int(fraction * (1 << 53)), exponent - 53 + bits

@@ -102,7 +102,7 @@ class Server:
 
     def welcome(self, replies: Mapping[int, bytes]) -> None:
         """Take in the clients that have the same model, and samples as long as most others'."""
-        self._take(replies, self._introduced)
+        self._take(replies, self._introduce)
         lengths = Counter(known.length for known in self._known().values())
         self.report.seqlen = self.length or lengths.most_common(1)[0][0]
         for number, known in self._known().items():
@@ -113,7 +113,7 @@ class Server:
                 )
         self._check_enough()
 
-    def _introduced(self, number: int, data: bytes) -> None:
+    def _introduce(self, number: int, data: bytes) -> None:
         numbers, fields = messages.read(data, HELLO, messages.hello_fields(self.secure))
         samples, length = numbers[:2]
         if samples < 1 or length < 1 or samples * length > MOST_TOKENS:
@@ -124,10 +124,10 @@ class Server:
 
     def ask(self, block: int) -> Numbered:
         """The request for a block's statistics, with the masks of the block before."""
-        found = self.layout.matrices(block)
+        matrices = self.layout.matrices(block)
         fields: dict[str, Tensor] = {}
         if self._attempt == 0:
-            self._prepare(block, found)
+            self._prepare(block, matrices)
             if block:
                 before = self.layout.matrices(block - 1)
                 fields = messages.mask_tensors(before, self.report.masks)
@@ -143,7 +143,7 @@ class Server:
         first = messages.head(ROUND, block, self._attempt, len(self.members), values)
         return dict.fromkeys(self.members, messages.write(first, {**asked, **fields}))
 
-    def _prepare(self, block: int, found: list[Matrix]) -> None:
+    def _prepare(self, block: int, matrices: list[Matrix]) -> None:
         """Which matrices share an input, and what public text measures in this block."""
         inputs: dict[str, packed_stats.ChannelStats] = {}
         measured = Collector()
@@ -155,13 +155,13 @@ class Server:
                     self._public,
                     block,
                     self.layout.blocks[block],
-                    found,
+                    matrices,
                     self.needs,
                 )
             inputs = measured.inputs
         self._probed = measured
-        self._ask = {"groups": packed_stats.sharing(found, inputs)}
-        self._parts = packed_stats.layout(found, self._ask["groups"], self.needs)
+        self._ask = {"groups": packed_stats.sharing(matrices, inputs)}
+        self._parts = packed_stats.layout(matrices, self._ask["groups"], self.needs)
         if self.settings.noise:
             public = packed_stats.pack(self._parts, measured.inputs, measured.outputs)
             self._ask["centre"], self._ask["scale"] = noise.reference(self._parts, public)
@@ -188,21 +188,21 @@ class Server:
         self._attempt = 0
         total = self._secure_total(got) if self.secure else self._plain_total(got)
         if self.settings.noise:
-            total = self._estimated(total)
+            total = self._estimate(total)
         measured, device = Collector(), device_of(self.layout.blocks[block])
         measured.inputs, measured.outputs = packed_stats.unpack(self._parts, total, device)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
         plan = walk.Plan(self.report.recipe, self.needs)
         with torch.no_grad():
-            found = self.layout.matrices(block)
-            self.report.masks.update(walk.prune_block(found, measured, self.report, plan))
+            matrices = self.layout.matrices(block)
+            self.report.masks.update(walk.prune_block(matrices, measured, self.report, plan))
         return True
 
     def finish(self) -> Numbered:
         """The masks of the last block."""
-        found = self.layout.matrices(len(self.layout.blocks) - 1)
+        matrices = self.layout.matrices(len(self.layout.blocks) - 1)
         data = messages.write(
-            messages.head(FINISH), messages.mask_tensors(found, self.report.masks)
+            messages.head(FINISH), messages.mask_tensors(matrices, self.report.masks)
         )
         return dict.fromkeys(self.members, data)
 
@@ -259,7 +259,7 @@ class Server:
             raise SympruneError("The clients' masked sum is not one: somebody sent something else.")
         return packed_stats.Packed(counts, values[counted:], rests[counted:])
 
-    def _estimated(self, total: packed_stats.Packed) -> packed_stats.Packed:
+    def _estimate(self, total: packed_stats.Packed) -> packed_stats.Packed:
         known = self._known().values()
         values = packed_stats.length(self._parts)
         deviation = self.settings.noise * self.settings.clip * math.sqrt(values * len(known))

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from symprune.engine.report import LayerReport
 from symprune.errors import SympruneError
 from symprune.fed.pruning.server import Known, Server
+from symprune.machine import durable
 
 
 def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -> None:
@@ -38,9 +38,7 @@ def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -
         "traffic": {name: traffic[name] for name in ("setup", "blocks")},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    save_file(tensors, new, metadata={"run": json.dumps(plain)})
-    new.replace(path)
+    durable.write_tensors(path, tensors, {"run": json.dumps(plain)})
 
 
 def blocks_done(path: Path) -> int:

@@ -8,7 +8,6 @@ and masks on both sides stay those of one and the same history.
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,17 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.remote.job import Job
 from symprune.fed.remote.transport import Node
-from symprune.fed.simulate import DIVERGED
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Header, Letter, unpack
 from symprune.fed.wire.parcel import Parcel, collect
+from symprune.machine import durable
 
 VERSION = "1"
 
@@ -94,22 +92,22 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     number, counted = int(header["turn"]), int(header["counted"])
     record, problem = _load(file), _own_problem(job, node)
     turn = Turn(number, job.seed, int(header["n"]), torch.tensor([node.number]))
-    algorithm = job.built()
+    algorithm = job.build_algorithm()
     received = collect([letter.parts[0]])
     if record is None or (record.turn, record.counted) != (number, counted):
-        found = None if record is None else record.state(counted)
-        if found is None and (counted < 0 or len(letter.parts) > 1):
-            found = _anew(algorithm, problem, turn, letter.parts[1:])
-        if found is None:
+        state = None if record is None else record.state(counted)
+        if state is None and (counted < 0 or len(letter.parts) > 1):
+            state = _anew(algorithm, problem, turn, letter.parts[1:])
+        if state is None:
             return Letter({"status": "lost"})
-        record = Record(counted, number, algorithm.listen(found, received, turn))
+        record = Record(counted, number, algorithm.listen(state, received, turn))
     if not header["work"]:
         _save(file, record)
         return Letter({"status": "heard", "turn": number})
     if not record.reply:  # a turn that is asked for again gets the same bytes again
         record.worked, message = algorithm.client_step(record.heard, received, problem, turn)
         parcel = Parcel(message, 1, reply=True)
-        parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}", DIVERGED)
+        parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}")
         done = {"status": "done", "turn": number, "bits": int(parcel.bits()[0])}
         record.reply = Letter(done, (parcel.encode(0),)).pack()
     _save(file, record)
@@ -138,7 +136,7 @@ def client_state(folder: Path, run: str, counted: int) -> State:
 
 
 def _save(file: Path, record: Record) -> None:
-    """Beside the target, then renamed, readable by its owner only: it is personal."""
+    """Readable by its owner only: it is personal."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     tensors = {f"heard/{k}": v.contiguous().clone() for k, v in record.heard.items()}
     if record.worked is not None:
@@ -147,10 +145,7 @@ def _save(file: Path, record: Record) -> None:
     tensors["reply"] = torch.from_numpy(reply)
     numbers = {"counted": record.counted, "turn": record.turn, "worked": bool(record.reply)}
     metadata = {"version": VERSION, **{k: str(int(v)) for k, v in numbers.items()}}
-    beside = file.with_name(f".{file.name}.part")
-    save_file(tensors, beside, metadata)
-    beside.chmod(0o600)
-    os.replace(beside, file)
+    durable.write_tensors(file, tensors, metadata, mode=0o600)
 
 
 def _load(file: Path) -> Record | None:

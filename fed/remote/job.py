@@ -6,22 +6,30 @@ import inspect
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
 from symprune.errors import SympruneError
+from symprune.fed import snapshot
 from symprune.fed.algorithms import Algorithm, build
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
 
+STATE = "state.safetensors"  # in the server's folder
 PROBLEM = tuple(inspect.signature(make_problem).parameters)
 
 
 @dataclass(frozen=True)
 class Job:
     """An algorithm by name and options, the arguments of `make_problem`, rounds and seed."""
+
+    server_main: ClassVar[str] = "train"
+    client_module: ClassVar[str] = "symprune.fed.remote.client"
+    result_file: ClassVar[str] = "history.json"
+    extendable: ClassVar[bool] = True  # by more rounds
 
     algorithm: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -33,12 +41,12 @@ class Job:
         check(self.rounds >= 1, f"There must be a round at least, not {self.rounds}.")
         for name in self.problem:
             check(name in PROBLEM, f"A problem has no setting {name!r}.")
-        self.built()
+        self.build_algorithm()
 
-    def built(self) -> Algorithm:
+    def build_algorithm(self) -> Algorithm:
         return build(self.algorithm, **self.options)
 
-    def prepared(self, algorithm: Algorithm) -> Job:
+    def with_prepared(self, algorithm: Algorithm) -> Job:
         """The same with every hyper-parameter filled in, so that clients need no constants."""
         return replace(self, algorithm=algorithm.name, options=asdict(algorithm))
 
@@ -48,6 +56,15 @@ class Job:
     @property
     def clients(self) -> int:
         return int(self.problem.get("clients", 10))
+
+    @property
+    def title(self) -> str:
+        return self.algorithm
+
+    def steps_done(self, folder: Path) -> int:
+        """The rounds the server has finished and saved."""
+        file = folder / STATE
+        return snapshot.load(file).turn if file.exists() else 0
 
     def client_problem(self, number: int, data: str | None = None) -> Problem:
         """One client's part of the problem, or, with `data`, rows that only it has."""

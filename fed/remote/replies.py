@@ -58,7 +58,7 @@ def largest(likes: Mapping[str, Like]) -> int:
     return HEADER_BYTES + fields
 
 
-def opened(data: bytes, likes: Mapping[str, Like]) -> dict[str, Tensor]:
+def open_reply(data: bytes, likes: Mapping[str, Like]) -> dict[str, Tensor]:
     """The fields of an encoded message that must look like this."""
     fields = decode_message(data, sum(like.values for like in likes.values()))
     if fields.keys() != likes.keys():
@@ -83,7 +83,7 @@ def count(algorithm: Algorithm, server: State, replies: Mapping[int, bytes], tur
     for client, data in sorted(replies.items()):
         alone = turn.about(torch.tensor([client]))
         try:
-            body, counted_bits = _checked(algorithm, server, data, alone)
+            body, counted_bits = _check_reply(algorithm, server, data, alone)
         except Exception as error:  # whatever a stranger's bytes can provoke, the run goes on
             reason = str(error).rstrip(".") or type(error).__name__
             log.warning("Client %s, round %s: refused, %s.", client, turn.number, reason)
@@ -96,7 +96,7 @@ def count(algorithm: Algorithm, server: State, replies: Mapping[int, bytes], tur
     return Counted(numbers, collect(bodies), sizes, torch.tensor(bits, dtype=torch.int64))
 
 
-def _checked(algorithm: Algorithm, server: State, data: bytes, turn: Turn) -> tuple[bytes, int]:
+def _check_reply(algorithm: Algorithm, server: State, data: bytes, turn: Turn) -> tuple[bytes, int]:
     likes = algorithm.reply_like(server, turn)
     letter = unpack(data, largest(likes))
     status = letter.header.get("status")
@@ -107,7 +107,7 @@ def _checked(algorithm: Algorithm, server: State, data: bytes, turn: Turn) -> tu
     check(number == turn.number, f"it is for round {number}")
     check(type(bits) is int and 0 <= bits <= MAX_BITS, "its count of bits is no number")
     assert isinstance(bits, int)
-    opened(letter.parts[0], likes)
+    open_reply(letter.parts[0], likes)
     if not algorithm.needs_everyone(turn):
         after = algorithm.server_step(server, collect([letter.parts[0]]), turn)
         for name, tensor in server.items():

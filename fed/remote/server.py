@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -19,22 +18,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
-from symprune.fed.remote.job import Job, job_from_json
+from symprune.fed.remote.job import STATE, Job, job_from_json
 from symprune.fed.remote.replies import HEADER_BYTES, Counted, count
 from symprune.fed.remote.transport import Transport, wait_for_all
-from symprune.fed.simulate import DIVERGED, Record
+from symprune.fed.simulate import Record
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect
 from symprune.fed.wire.payload import encode_message
+from symprune.machine import durable
 
 log = logging.getLogger("symprune.fed")
 PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
@@ -60,12 +59,10 @@ class Outcome:
         """The model by its tensors' names and the history, for people and programs."""
         parts = problem.layout.split(self.model)
         tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
-        save_file(tensors, folder / "model.safetensors")
+        durable.write_tensors(folder / "model.safetensors", tensors)
         content = {"algorithm": repr(self.algorithm), "problem": problem.name}
         text = json.dumps({**content, "history": self.history}, indent=1)
-        beside = folder / ".history.json.part"
-        beside.write_text(text)
-        os.replace(beside, folder / "history.json")
+        durable.write_text(folder / "history.json", text)
 
 
 def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
@@ -77,11 +74,11 @@ def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -
         wait_for_all(transport, PATIENCE, pause)
         run, ready, own = _start(job, problem, transport, folder, pause)
         loop = _Loop(run, ready, problem, transport, pause)
-        loop.begin(folder / "state.safetensors")
+        loop.begin(folder / STATE)
         while loop.turn < job.rounds:
             loop.one_round()
             record = loop.measure(own)
-            loop.save(folder / "state.safetensors")
+            loop.save(folder / STATE)
             log.info("Round %s of %s: %s", loop.turn, job.rounds, _line(record))
         return loop.outcome()
 
@@ -99,18 +96,13 @@ def _start(
         check(same, f"{folder} holds another run: {content['asked']['algorithm']}.")
         return content["run"], job_from_json(json.dumps(content["ready"])), content["own"]
     constants, own = _gather(job, problem, transport, pause)
-    algorithm = job.built().prepare(constants)
-    secret = getattr(algorithm, "private_randomness", None)
-    noisy = bool(getattr(algorithm, "multiplier", 0))
-    sentence = f"{algorithm.name} needs private_randomness=true here: the server knows the seed."
-    check(secret is not False or not noisy, sentence)
-    run, ready = uuid.uuid4().hex[:12], job.prepared(algorithm)
+    algorithm = job.build_algorithm().prepare(constants)
+    algorithm.check_across_machines()
+    run, ready = uuid.uuid4().hex[:12], job.with_prepared(algorithm)
     folder.mkdir(parents=True, exist_ok=True)
     content = {"run": run, "own": own}
     content |= {"asked": json.loads(job.to_json()), "ready": json.loads(ready.to_json())}
-    beside = file.with_name(".run.json.part")
-    beside.write_text(json.dumps(content, indent=1))
-    os.replace(beside, file)
+    durable.write_text(file, json.dumps(content, indent=1))
     return run, ready, own
 
 
@@ -125,7 +117,7 @@ def _gather(
         letters = {i: _about(job, i, {"kind": "describe"}) for i in missing}
         for client, data in transport.exchange(letters).items():
             try:
-                told[client] = _described(unpack(data, HEADER_BYTES).header, client, problem)
+                told[client] = _read_description(unpack(data, HEADER_BYTES).header, client, problem)
             except SympruneError as error:
                 log.warning("Client %s cannot start: %s", client, error)
         if len(told) == job.clients:
@@ -142,7 +134,7 @@ def _gather(
     return Constants(L, mu, sizes, problem.layout), True
 
 
-def _described(header: dict[str, Any], client: int, problem: Problem) -> dict[str, Any]:
+def _read_description(header: dict[str, Any], client: int, problem: Problem) -> dict[str, Any]:
     """A client's own words, checked."""
     check(header.get("status") != "error", str(header.get("reason")))
     rows, own, d = header.get("rows"), header.get("own"), header.get("dimension")
@@ -172,7 +164,7 @@ class _Loop:
     ) -> None:
         self.run, self.job, self.problem = run, job, problem
         self.transport, self.pause = transport, pause
-        self.algorithm = job.built()
+        self.algorithm = job.build_algorithm()
         self.catches_up = type(self.algorithm).listen is not Algorithm.listen
         self.owed: dict[int, tuple[int, bytes]] = {}  # broadcasts that may not have been heard
         self.listened: set[int] = set()  # whose memory has heard this turn, if it is tried again
@@ -241,10 +233,8 @@ class _Loop:
         about = turn.about(counted.clients)
         server = self.algorithm.server_step(self.server, counted.received, about)
         if not bool(torch.isfinite(self.algorithm.model(server)).all()):
-            raise SympruneError(
-                f"{self.algorithm.name} diverged in round {turn.number}; {DIVERGED}."
-            )
-        self._followed(counted, bodies, turn)
+            raise Diverged(f"{self.algorithm.name} diverged in round {turn.number}")
+        self._follow_work(counted, bodies, turn)
         self.server = server
         self.ledger.up(counted.clients, counted.sizes, counted.bits)
         self.counted[counted.clients] = turn.number
@@ -263,7 +253,7 @@ class _Loop:
         letters |= {i: (*self.owed[i], False) for i in self.owed}
         replies = self._send({i: letters[i] for i in letters if i in here})
         heard = {i for i, data in replies.items() if _status(data) in ("done", "heard")}
-        self._heard({i: letters[i] for i in heard - self.listened}, turn)
+        self._follow_listening({i: letters[i] for i in heard - self.listened}, turn)
         if self.catches_up:
             missed = {i: letters[i][:2] for i in letters if i not in heard}
             self.owed = dict(sorted(missed.items()))
@@ -292,7 +282,7 @@ class _Loop:
         if not lost:
             return replies
         log.warning("Clients %s lost their state and get it back.", lost)
-        again = {i: self._letter(i, *letters[i], self._remembered(i)) for i in lost}
+        again = {i: self._letter(i, *letters[i], self._encode_memory(i)) for i in lost}
         replies = {i: data for i, data in replies.items() if i not in lost}
         return dict(sorted((replies | self.transport.exchange(again)).items()))
 
@@ -301,10 +291,10 @@ class _Loop:
         header |= {"counted": int(self.counted[client]), "work": work}
         return _about(self.job, client, header, body, *memory)
 
-    def _remembered(self, client: int) -> bytes:
+    def _encode_memory(self, client: int) -> bytes:
         return encode_message({name: rows[client] for name, rows in self.memory.items()})
 
-    def _heard(self, letters: dict[int, tuple[int, bytes, bool]], turn: Turn) -> None:
+    def _follow_listening(self, letters: dict[int, tuple[int, bytes, bool]], turn: Turn) -> None:
         """Follow what `listen` did to the clients that got these letters."""
         self.listened |= letters.keys()
         for client, (number, body, _) in letters.items() if self.catches_up else ():
@@ -313,7 +303,7 @@ class _Loop:
             about = Turn(number, turn.seed, turn.n, who)
             self._remember(who, self.algorithm.listen(rows, collect([body]), about))
 
-    def _followed(self, counted: Counted, bodies: dict[int, bytes], turn: Turn) -> None:
+    def _follow_work(self, counted: Counted, bodies: dict[int, bytes], turn: Turn) -> None:
         """Follow what `client_step` did to the clients whose replies count."""
         for row, client in enumerate(counted.clients.tolist() if self.memory else ()):
             who = torch.tensor([client])

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import Diverged, SympruneError
 from symprune.fed.wire.payload import (
     MAX_VALUES,
-    check_finite,
     decode_message,
     encode_message,
     encoded_sizes,
+    is_finite,
     message_overhead,
 )
 
@@ -54,11 +54,12 @@ class Parcel:
                     f"Field {name!r} has {len(field.tensor)} rows for {count} clients."
                 )
 
-    def check_finite(self, what: str, advice: str) -> None:
+    def check_finite(self, what: str) -> None:
+        """Refuse NaN and infinity, which only a run that diverges comes to."""
         for name, field in self.fields.items():
             tensors = field.tensor if isinstance(field.tensor, list) else [field.tensor]
-            for tensor in tensors:
-                check_finite(tensor, f"{what}, field {name!r},", f"; {advice}")
+            if not all(is_finite(tensor) for tensor in tensors):
+                raise Diverged(f"{what}, field {name!r}, holds values that are not finite")
 
     def sizes(self) -> Tensor:
         """Encoded bytes of every client's message, `[count]`."""

@@ -191,10 +191,14 @@ def message_overhead(names: list[str]) -> int:
     return _varint_size(len(names)) + named
 
 
-def check_finite(values: Tensor, what: str = "A payload", advice: str = "") -> None:
+def is_finite(values: Tensor) -> bool:
+    return not values.is_floating_point() or bool(torch.isfinite(values).all())
+
+
+def check_finite(values: Tensor, what: str = "A payload") -> None:
     """Refuse NaN and infinity: they would spread to every client."""
-    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-        raise SympruneError(f"{what} holds values that are not finite{advice}.")
+    if not is_finite(values):
+        raise SympruneError(f"{what} holds values that are not finite.")
 
 
 def _body_sizes(

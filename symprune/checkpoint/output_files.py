@@ -15,6 +15,7 @@ from torch import Tensor
 
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_header
+from symprune.machine import durable
 from symprune.maskset import FILE_NAME, MaskSet, metadata
 
 
@@ -110,7 +111,7 @@ class OutputFiles:
             content.setdefault("metadata", {})["total_size"] = sum(
                 entry.size for file in self.files.values() for entry in file.header.entries
             )
-            (self.folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
+            durable.write_text(self.folder / INDEX, json.dumps(content, indent=2) + "\n")
 
     def _file_of(self, key: str) -> OutputFile:
         return self.files[self.source.entries[key].file]

@@ -7,7 +7,6 @@ weights).
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from torch import nn
 
 from symprune.checkpoint.record import write_record
 from symprune.errors import SympruneError
+from symprune.machine import durable
 from symprune.maskset import FILE_NAME, MaskSet
 
 PROCESSOR_FILES = (
@@ -32,41 +32,50 @@ PROCESSOR_FILES = (
 HEADROOM = 64 * 2**20
 
 
-def check_output(output: Path, force: bool, needed: int = 0) -> None:
-    """Fail before any work when `output` exists, cannot be written or will not fit on the disk."""
+def check_output(output: Path, force: bool) -> None:
+    """Fail before any work when `output` exists or cannot be written."""
     if (output.exists() or output.is_symlink()) and not force:
         raise SympruneError(f"The output {output} exists; choose another or pass --force.")
     if output.exists() and not output.is_dir():
         raise SympruneError(f"The output {output} is a file, not a folder.")
-    parent = output.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
+    parent = _existing_parent(output)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise SympruneError(f"The output {output} cannot be created: {parent} is not writable.")
-    free = shutil.disk_usage(parent).free
-    if needed and free < needed + HEADROOM:
+
+
+def check_room(output: Path, needed: int) -> None:
+    """Fail before any work when so many bytes will not fit on the disk of `output`."""
+    free = shutil.disk_usage(_existing_parent(output)).free
+    if free < needed + HEADROOM:
         raise SympruneError(
             f"The disk of {output} is full: the model needs {needed / 1e9:.1f} GB, "
             f"{free / 1e9:.1f} GB are free."
         )
 
 
+def _existing_parent(output: Path) -> Path:
+    parent = output.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return parent
+
+
 @contextmanager
-def whole_folder(output: Path, force: bool = False) -> Iterator[Path]:
-    """A folder to write into that becomes `output` at the end, or vanishes if anything fails."""
-    check_output(output, force)
+def whole_folder(output: Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of `output` at the end, or vanishes if anything
+    fails. Whether `output` may be written is for the caller to check, before any work."""
     output = output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     except OSError as error:
-        raise _explain(output, error) from error
+        raise durable.explain(output, error) from error
     try:
         yield work
         work.chmod(0o755)
-        replace_folder(work, output)
+        publish(work, output)
     except Exception as error:
-        explained = _explain(output, error)
+        explained = durable.explain(output, error)
         if explained is error:
             raise
         raise explained from error
@@ -74,8 +83,15 @@ def whole_folder(output: Path, force: bool = False) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def replace_folder(work: Path, output: Path) -> None:
-    """Put `work` in the place of `output`; an old folder goes only once the new one stands."""
+def publish(work: Path, output: Path) -> None:
+    """Put `work`, once it is on the disk, in the place of `output`."""
+    durable.sync_tree(work)
+    _replace_folder(work, output)
+    durable.sync(output.parent)
+
+
+def _replace_folder(work: Path, output: Path) -> None:
+    """An old folder goes only once the new one stands."""
     if not output.exists():
         work.rename(output)
         return
@@ -90,25 +106,15 @@ def replace_folder(work: Path, output: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _explain(output: Path, error: Exception) -> Exception:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "No space left on device" in str(error):
-        return SympruneError(f"The disk is full: {output} was not written.")
-    if isinstance(error, OSError):
-        return SympruneError(f"The output {output} cannot be written: {error.strerror or error}.")
-    return error
-
-
 def save(
     output: Path,
     model: nn.Module,
     tokenizer: Any | None,
     record: dict[str, Any],
     masks: MaskSet,
-    force: bool = False,
 ) -> None:
     """Write the pruned model, its tokenizer, its masks and the record of what was done."""
-    with whole_folder(output, force) as folder:
+    with whole_folder(output) as folder:
         model.save_pretrained(folder)  # type: ignore[operator]
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -124,7 +130,7 @@ def write_around(
     if dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    durable.write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     for path in source.glob("*.py") if "auto_map" in config else ():
         shutil.copyfile(path, folder / path.name)
     generation = source / "generation_config.json"

@@ -58,10 +58,11 @@ def pack(
     names = shard_names(folder)
     if not (folder / "config.json").is_file() or not names:
         raise SympruneError(f"{folder} is not a folder with a model in safetensors files.")
+    output_folder.check_output(output, force)
     masks = [maskset.FILE_NAME] if (folder / maskset.FILE_NAME).is_file() else []
     weights = Shards(folder, names)
     steps = 2 * (len(weights.entries) + 1)
-    with output_folder.whole_folder(output, force) as work:
+    with output_folder.whole_folder(output) as work:
         done = _Count(tick, steps)
         for number, name in enumerate(names):
             packed = f"{PREFIX}{number + 1:05}-of-{len(names):05}.safetensors"
@@ -77,9 +78,10 @@ def unpack(
     folder: Path, output: Path, force: bool = False, tick: Tick = lambda *_: None
 ) -> dict[str, int]:
     """Restore the checkpoint a packed folder was made from, byte for byte."""
+    output_folder.check_output(output, force)
     weights = PackedShards(folder)
     masks = [PackedShards(folder, [MASKS], weights)] if (folder / MASKS).is_file() else []
-    with output_folder.whole_folder(output, force) as work:
+    with output_folder.whole_folder(output) as work:
         done = _Count(tick, len(weights.entries) + 1)
         for source in (weights, *masks):
             for name, header in source.headers.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 from symprune import __version__
 from symprune.errors import SympruneError
+from symprune.machine import durable
 
 RECORD = "symprune.json"
 PASSING = ("seconds", "peak_memory_bytes")
@@ -20,7 +21,7 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     """What was done."""
     lasting = {name: value for name, value in record.items() if name not in PASSING}
     text = json.dumps({"versions": versions(), **lasting}, indent=2)
-    (folder / RECORD).write_text(text + "\n")
+    durable.write_text(folder / RECORD, text + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

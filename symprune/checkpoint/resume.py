@@ -9,7 +9,6 @@ done again.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -24,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.output_folder import check_output, replace_folder
+from symprune.checkpoint.output_folder import publish
 from symprune.errors import SympruneError
-from symprune.machine.durable import sync_folder, sync_tree, write_durably
+from symprune.machine import durable
 
 FILE = "progress.json"
 OUTPUT = "output"
@@ -42,14 +41,11 @@ def work_folder(output: Path) -> Path:
 
 
 @contextmanager
-def workspace(
-    output: Path, force: bool = False, restart: bool = False, owner: bool = True
-) -> Iterator[Path]:
+def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterator[Path]:
     """A folder to work in whose `output` becomes the output at the end.
 
     If anything fails it stays, provided a block was finished. Only the owner changes it.
     """
-    check_output(output, force)
     work = work_folder(output)
     if not owner:
         yield work
@@ -57,15 +53,14 @@ def workspace(
     with _locked(work, output, restart):
         try:
             yield work
-            sync_tree(work / OUTPUT)
-            replace_folder(work / OUTPUT, output.absolute())
-            sync_folder(output.absolute().parent)
+            publish(work / OUTPUT, output.absolute())
             shutil.rmtree(work)
         except BaseException as error:
             finished = _finished(work)
             if finished == 0:
                 shutil.rmtree(work, ignore_errors=True)
-            explained = _explain(output, error, finished)
+            again = f"run the same command again to go on after block {finished}"
+            explained = durable.explain(output, error, again if finished else "")
             if explained is error:
                 raise
             raise explained from error
@@ -77,7 +72,7 @@ def _locked(work: Path, output: Path, restart: bool) -> Iterator[None]:
         work.mkdir(parents=True, exist_ok=True)
         file = (work / LOCK).open("w")
     except OSError as error:
-        raise _explain(output, error, 0) from error
+        raise durable.explain(output, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,19 +96,6 @@ def _finished(work: Path) -> int:
         return int(json.loads((work / FILE).read_text())["finished"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-
-
-def _explain(output: Path, error: BaseException, finished: int) -> BaseException:
-    state = "is not finished" if finished else "was not written"
-    again = f" run the same command again to go on after block {finished}" if finished else ""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "No space left on device" in str(error):
-        again = again and f"; make room and{again}"
-        return SympruneError(f"The disk is full: {output} {state}{again}.")
-    if isinstance(error, OSError):
-        said, again = error.strerror or error, again and f";{again}"
-        return SympruneError(f"The output {output} cannot be written: {said}{again}.")
-    return error
 
 
 @dataclass
@@ -154,7 +136,7 @@ class Progress:
         """On the disk, as a whole; by its owner alone."""
         if self.owner:
             plain = {k: v for k, v in vars(self).items() if k not in ("folder", "owner")}
-            write_durably(self.folder / FILE, [json.dumps(plain).encode()])
+            durable.write_text(self.folder / FILE, json.dumps(plain))
 
     def restart(self) -> None:
         """Nothing is done yet, but what was measured stays measured."""
@@ -189,7 +171,7 @@ class HiddenStates:
 
     def keep(self, block: int, hidden: Tensor) -> None:
         start = time.monotonic()
-        write_durably(self.path(block), (_bytes(sample) for sample in hidden))
+        durable.write_durably(self.path(block), (_bytes(sample) for sample in hidden))
         self._last = time.monotonic()
         self._cost = self._last - start
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from symprune.errors import SympruneError
+from symprune.machine import durable
 
 if TYPE_CHECKING:
     from symprune.recipe import Recipe
@@ -376,6 +377,6 @@ def write_json(path: Path | None, record: dict[str, Any]) -> None:
     if path is None:
         return
     try:
-        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        durable.write_text(path, json.dumps(record, indent=2, default=str) + "\n")
     except OSError as error:
         raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from symprune import masks
@@ -14,7 +13,7 @@ from symprune.engine.reduce import reduce
 from symprune.engine.report import Report
 from symprune.models.layout import Layout
 from symprune.recipe import Recipe
-from symprune.stats import SQUARE, ChannelStats, Needs
+from symprune.stats import SQUARE, Needs
 
 
 def divide_budget(
@@ -35,17 +34,14 @@ def divide_budget(
             reduce(measured)
             for matrix in found:
                 name, weight = matrix.name, matrix.weight
+                if name in measured.choosing or name not in measured.inputs:
+                    continue  # stays dense, or gives its equal share: nothing is known of it
                 rows, columns = weight.shape
                 removed = masks.removed_from(rows, columns, sparsity, recipe.group)
                 layer = budget.Layer(name, index, rows, columns, removed)
-                input_norm = _norm(measured.inputs.get(name), weight[0])
-                output_norm = _norm(measured.outputs.get(name), weight[:, 0])
-                score = weight.float().abs() * input_norm
+                outputs = measured.outputs.get(name)
+                output_norm = weight.new_ones(rows).float() if outputs is None else outputs.norm
+                score = weight.float().abs() * measured.inputs[name].norm
                 layers.append(chosen.measure(layer, score, output_norm, sparsity))
         watch("allocate", index, count, len(tokens), len(tokens), "")
     return chosen(layers, sparsity)
-
-
-def _norm(stats: ChannelStats | None, channels: Tensor) -> Tensor:
-    """The channels' norms; ones when nothing came by, as at an expert that got no token."""
-    return torch.ones_like(channels, dtype=torch.float32) if stats is None else stats.norm

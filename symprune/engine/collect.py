@@ -107,7 +107,7 @@ class Collector(TorchFunctionMode):
             matrix = self._known(weight)
             if matrix is not None:
                 yield matrix, x, y
-        elif weight.dim() == 3 and x.dim() == 3:
+        elif weight.dim() == 3 and x.dim() == 3 and weight.data_ptr() in self.matrices:
             for number, piece in enumerate(weight):
                 matrix = self._known(piece)
                 if matrix is not None:

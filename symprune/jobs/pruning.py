@@ -111,7 +111,7 @@ def prune(
     texts = _read(job, tokenizer, seqlen, tell)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
-    with resume.workspace(job.folder, job.force, job.restart, owner) as work:
+    with resume.workspace(job.folder, job.restart, owner) as work:
         computed = compute.pick(job.compute_dtype, _stored(job, origin, config), device)
         facts = _facts(job, origin, version, computed, texts.data, base, device)
         if not owner:
@@ -246,7 +246,7 @@ def _create_files(job: Job, opened: _Opened, work: Path, progress: resume.Progre
     files = OutputFiles(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
     walk.check_pattern(opened.streamed.layout, job.recipe)
     if distributed.rank() == 0 and not (progress.finished and files.is_there()):
-        output_folder.check_output(job.folder, job.force, needed=files.size)
+        output_folder.check_room(job.folder, files.size)
         progress.restart()
         files.create()
     return files

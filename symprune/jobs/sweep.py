@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -28,6 +27,7 @@ from symprune.engine.bos import Bos
 from symprune.engine.tokens import cap_seqlen, reads_text
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
+from symprune.machine import durable
 from symprune.machine.compute import name_of
 from symprune.models.layout import find_layout
 from symprune.recipe import Recipe, read_mapping
@@ -281,12 +281,7 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
     """Add a line, on disk before the next cell starts, in place of one that was cut short."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.read_bytes() if path.exists() else b""
-        with path.open("ab") as file:
-            file.truncate(whole.rfind(b"\n") + 1)
-            file.write(json.dumps(result).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        durable.append_line(path, json.dumps(result))
     except OSError as error:
         raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error
 

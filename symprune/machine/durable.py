@@ -1,28 +1,82 @@
-"""The one way to write a file that must not be lost: beside its place, onto the disk, then into its
-place, and the change of names onto the disk as well."""
+"""The one way to write what must not be lost: beside its place, onto the disk, then into its place,
+and the change of names onto the disk as well. A reader finds the old content or the new."""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from symprune.errors import SympruneError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@contextmanager
+def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """A file to write that takes the place of `path` at the end, or vanishes if anything fails.
+    mode are its permissions, less what the user's umask forbids. What a link points to is replaced,
+    not the link; a device or a pipe is written as it is."""
+    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):
+        yield path
+        return
+    path = path.resolve()
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    try:
+        yield new
+        sync(new)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
 
 
 def write_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Replace a file by these bytes; after a power cut it has the old content or the new."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
+    """Replace a file by these bytes."""
+    with replace_file(path) as new, new.open("wb") as file:
         for part in parts:
             file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    opened = os.open(folder, os.O_RDONLY)
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by this text."""
+    write_durably(path, [text.encode()])
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    mode: int = 0o666,
+) -> None:
+    """Replace a safetensors file."""
+    from safetensors.torch import save_file
+
+    with replace_file(path, mode) as new:
+        save_file(dict(tensors), new, metadata=None if metadata is None else dict(metadata))
+        new.chmod(new.stat().st_mode & mode)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, in place of one that was cut short."""
+    whole = path.read_bytes() if path.exists() else b""
+    with path.open("ab") as file:
+        file.truncate(whole.rfind(b"\n") + 1)
+        file.write(line.encode() + b"\n")
+    sync(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or the names in a folder, on the disk."""
+    opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
     finally:
@@ -30,9 +84,21 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have a folder and all files in it on the disk."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
+    """Have a folder and everything in it on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def explain(output: Path, error: BaseException, again: str = "") -> BaseException:
+    """One sentence for output that could not be written; any other error as it is.
+
+    again says how to go on, where part of the output is kept.
+    """
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or "No space left on device" in str(error):
+        state = f"is not finished; make room and {again}" if again else "was not written"
+        return SympruneError(f"The disk is full: {output} {state}.")
+    if isinstance(error, OSError):
+        said = f"{error.strerror or error}; {again}" if again else error.strerror or error
+        return SympruneError(f"The output {output} cannot be written: {said}.")
+    return error

@@ -97,7 +97,7 @@ class DampedGram:
             step = step.mul_(turn).add_(scaled)
             going = going & (new_size > enough)
             size, length = new_size, new_size + turn**2 * length
-        # What the error fell by, d^T (G + R) d with d before less d after.
+        # The error fell by the change times the sum of the pulls before and after it.
         fell = _dot(fitted - before, pulled + pull) > 0
         torch.where(fell, fitted, before, out=fitted)
         torch.where(fell, pull, pulled, out=pull)

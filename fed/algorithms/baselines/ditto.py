@@ -41,7 +41,9 @@ class Ditto(FedAvgEpochs):
     ) -> tuple[State, Message]:
         x = received["x"]
         stream, epochs = turn.stream("personal"), self.personal_epochs
-        v = self.trained(problem, client["v"], turn, stream, epochs=epochs, pull=(self.lam, x))
+        v = self.train_locally(
+            problem, client["v"], turn, stream, epochs=epochs, pull=(self.lam, x)
+        )
         return {"v": v}, {"update": self.update(x, problem, turn)}
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
@@ -66,7 +68,7 @@ class Local(LocalEpochs):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        return {"v": self.trained(problem, client["v"], turn, turn.stream("batch"))}, {}
+        return {"v": self.train_locally(problem, client["v"], turn, turn.stream("batch"))}, {}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         return server

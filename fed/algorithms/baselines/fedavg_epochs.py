@@ -29,7 +29,7 @@ class FedAvgEpochs(LocalEpochs):
 
     def update(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """`x - w_i` after local training from `x`."""
-        return x - self.trained(problem, x, turn, turn.stream("batch"))
+        return x - self.train_locally(problem, x, turn, turn.stream("batch"))
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn

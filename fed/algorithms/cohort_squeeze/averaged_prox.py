@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.cohort_squeeze.cohorts import AnchoredClients, CohortMethod, averaged
+from symprune.fed.algorithms.cohort_squeeze.cohorts import (
+    AnchoredClients,
+    CohortMethod,
+    average_models,
+)
 from symprune.fed.algorithms.cohort_squeeze.sampling import Sampling
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check
@@ -32,7 +36,7 @@ class FedProxSPPM(CohortMethod):
     max_steps: int = 500  # of the client's accelerated gradient method
 
     def prepare(self, constants: Constants) -> Algorithm:
-        ready = self.completed(constants)
+        ready = self.complete(constants)
         known = ready.L is not None and ready.mu is not None
         check(known, f"{self.name} needs a model with known smoothness, such as logistic.")
         return ready
@@ -46,7 +50,7 @@ class FedProxSPPM(CohortMethod):
     def solve(
         self, hub: State, x: Tensor, replies: Received, sampling: Sampling, cohort: Tensor
     ) -> State:
-        return averaged(hub, replies["w"], torch.ones(len(cohort), dtype=torch.float64))
+        return average_models(hub, replies["w"], torch.ones(len(cohort), dtype=torch.float64))
 
     def local_prox(
         self, anchor: Tensor, start: Tensor, gamma: float, problem: Problem, turn: Turn

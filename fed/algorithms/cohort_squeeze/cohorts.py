@@ -77,10 +77,10 @@ class CohortMethod(FirstSketch):
     def own_sketch(self, received: Received, problem: Problem, turn: Turn) -> Tensor:
         return sketch(problem, self.cluster_by, received["z"])
 
-    def introduced(self, server: State, sketches: Tensor, turn: Turn) -> State:
+    def use_sketches(self, server: State, sketches: Tensor, turn: Turn) -> State:
         return {**server, "labels": cluster(sketches, self.clusters or 1, turn.seed)}
 
-    def completed(self: Method, constants: Constants) -> Method:
+    def complete(self: Method, constants: Constants) -> Method:
         """Checked, with open sizes filled in and L_i, mu_i when the problem knows them."""
         check(self.gamma > 0, f"gamma = {self.gamma} must be positive.")
         check(self.local_rounds >= 1, f"local_rounds = {self.local_rounds} must be 1 or more.")
@@ -184,7 +184,7 @@ class AnchoredClients(CohortMethod):
         return {"x": self.anchor(memory, received)} if self.anchored else memory
 
 
-def averaged(hub: State, models: Tensor, weights: Tensor) -> State:
+def average_models(hub: State, models: Tensor, weights: Tensor) -> State:
     """The hub's next point as a weighted mean of the clients' models."""
     z = (weights / weights.sum()).to(models.dtype) @ models
     return {"z": z, "accepted": z, "ahead": z, "iterations": hub["iterations"] + 1}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from symprune.fed.algorithms.cohort_squeeze.cohorts import AnchoredClients, averaged
+from symprune.fed.algorithms.cohort_squeeze.cohorts import AnchoredClients, average_models
 from symprune.fed.algorithms.cohort_squeeze.prox_solvers import (
     HUB_SOLVERS,
     Curvature,
@@ -53,7 +53,7 @@ class SPPM(AnchoredClients):
         check(self.local_steps >= 1, f"local_steps = {self.local_steps} must be 1 or more.")
         local = self.batch is None or self.solver in WORKERS
         check(local, f"The solver {self.solver} asks for full gradients; drop the batch size.")
-        ready = self.completed(constants)
+        ready = self.complete(constants)
         given = self.step is not None or (ready.L is not None and self.solver != "local-adam")
         check(given, f"sppm-as with the solver {self.solver} needs the option step here.")
         return ready
@@ -95,7 +95,7 @@ class SPPM(AnchoredClients):
     ) -> State:
         weights = sampling.weights[cohort]
         if self.anchored:
-            return averaged(hub, replies["w"], weights)
+            return average_models(hub, replies["w"], weights)
         away, weights = hub["z"] - x, weights.to(x.dtype)
         gradient = weights @ replies["g"] + away / self.gamma
         value = away @ away / (2 * self.gamma)

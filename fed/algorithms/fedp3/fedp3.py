@@ -50,15 +50,15 @@ class OwnLayers(SampledClients):
     def prepare(self, constants: Constants) -> Algorithm:
         return replace(self, shapes=constants.layout.shapes)
 
-    def assigned(self, turn: Turn) -> State:
+    def draw_layers(self, turn: Turn) -> State:
         """L_i, drawn once from the seed by server and client alike."""
         return {"owned": assign_layers(self.layers, self.shapes, turn.stream("layers"))}
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
-        return {"x": x0, **self.assigned(turn)}
+        return {"x": x0, **self.draw_layers(turn)}
 
     def client_init(self, problem: Problem, turn: Turn) -> State:
-        return self.assigned(turn)
+        return self.draw_layers(turn)
 
     def own_weights(self, owned: Tensor) -> Tensor:
         """The weights in these layers, `[C, d]` boolean."""
@@ -67,7 +67,7 @@ class OwnLayers(SampledClients):
     def reply(self, owned: Tensor, w: Tensor) -> Message:
         return {"layers": Sent(pack(self.own_weights(owned), w))}
 
-    def replied(self, owned: Tensor, replies: Received) -> Tensor:
+    def unpack_replies(self, owned: Tensor, replies: Received) -> Tensor:
         """The replies as `[C, d]`, zero in the layers that are not the client's."""
         return unpack(self.own_weights(owned), replies["layers"])
 
@@ -142,6 +142,6 @@ class FedP3(OwnLayers):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """Every layer is averaged over the clients that sent it."""
         owned, x = server["owned"][turn.clients], server["x"]
-        u = self.replied(owned, replies)
+        u = self.unpack_replies(owned, replies)
         x = aggregate(self.aggregation, x, u, owned, self.shapes, self.temperature)
         return {**server, "x": x}

@@ -76,6 +76,10 @@ class LdpFedP3(PermutationUpload):
         step = given(self.gamma) * (g + sigma * noise + penalty(problem, w))
         return client, self.reply(w - step, turn)
 
+    def check_across_machines(self) -> None:
+        hidden = self.private_randomness or not self.multiplier
+        check(hidden, f"{self.name} needs private_randomness=true here: the server knows the seed.")
+
     def stream(self, purpose: str, turn: Turn) -> Stream:
         if not self.private_randomness:
             return turn.stream(purpose)

@@ -24,7 +24,7 @@ class PermutationUpload(Algorithm):
     iterations: int = 1000
     sketch: bool = True
 
-    def sent(self, d: int, turn: Turn) -> Tensor:
+    def own_coordinates(self, d: int, turn: Turn) -> Tensor:
         """The coordinates of each client, `[C, d]` boolean: every one has exactly one owner."""
         if not self.sketch:
             return torch.ones(len(turn.clients), d, dtype=torch.bool)
@@ -32,17 +32,17 @@ class PermutationUpload(Algorithm):
         return place // -(-d // turn.n) == turn.clients.unsqueeze(1)
 
     def reply(self, u: Tensor, turn: Turn) -> Message:
-        chosen = self.sent(u.shape[1], turn)
+        chosen = self.own_coordinates(u.shape[1], turn)
         return {"u": Sent(pack(chosen, u))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`w <- (1/n) sum_i S_i u_i`: each coordinate is its owner's; it stays without a reply."""
-        chosen = self.sent(len(server["x"]), turn)
+        chosen = self.own_coordinates(len(server["x"]), turn)
         u = unpack(chosen, replies["u"])
         if not self.sketch:
             return {"x": u.mean(0)}
         return {"x": torch.where(chosen.any(0), u.sum(0), server["x"])}
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
-        chosen = self.sent(len(server["x"]), turn)
+        chosen = self.own_coordinates(len(server["x"]), turn)
         return {"u": Like(server["x"].dtype, (int(chosen.sum()),))}

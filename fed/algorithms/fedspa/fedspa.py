@@ -54,7 +54,7 @@ class FedSpa(PersonalMasks):
         check(self.anneal_rounds > 0, "fedspa: anneal_rounds must be positive.")
         return super().prepare(constants)
 
-    def annealed(self, turn: Turn) -> float:
+    def annealed_rate(self, turn: Turn) -> float:
         """`alpha_t = alpha_0/2 (1 + cos(pi t/(T-1)))`, zero from round T-1 on."""
         last = max(self.anneal_rounds - 1, 1)
         return self.prune_rate / 2 * (1 + math.cos(math.pi * min(turn.number / last, 1)))
@@ -82,7 +82,7 @@ class FedSpa(PersonalMasks):
             start = received["x"] * mask
         else:
             start = spread(mask, received["values"])
-        w = self.trained(problem, start, turn, turn.stream("batch"), mask=mask)
+        w = self.train_locally(problem, start, turn, turn.stream("batch"), mask=mask)
         update: Message = {"update": values_on(mask, start - w)}
         if self.search == "rsm":
             return client, update
@@ -92,7 +92,7 @@ class FedSpa(PersonalMasks):
 
     def next_mask(self, mask: Tensor, w: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """Algorithm 2, with the prune rate of this round."""
-        rate = self.annealed(turn)
+        rate = self.annealed_rate(turn)
         if rate == 0:
             return mask
         keep, come = search_scores(w, problem, turn, self.calibration, self.grow)
@@ -101,7 +101,7 @@ class FedSpa(PersonalMasks):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`w <- w - mean of updates`: over the clients, not over the masks that cover a weight."""
         masks = server["masks"][turn.clients]
-        after = self.flipped(masks, replies)
+        after = self.flip_masks(masks, replies)
         whole = keeps(after, self.layer_sizes, self.layer_ones)
         check(whole, "fedspa: a client's mask changed its number of weights.")
         covered = after if self.search == "score" else masks

@@ -40,7 +40,7 @@ def weight_scores(
     sparse = maskable(problem.layout)
     out = []
     for i, flat in enumerate(w):
-        norms = {} if rows is None else activation_norms(problem, flat, _used(rows, i))
+        norms = {} if rows is None else activation_norms(problem, flat, _own_rows(rows, i))
         generator = Stream(stream.key[i : i + 1]).generator()
         parts = []
         for (layer, weight), masked in zip(problem.layout.split(flat).items(), sparse, strict=True):
@@ -121,7 +121,7 @@ def _norm(batch: Tensor) -> Tensor:
     return stats.norm
 
 
-def _used(rows: Rows, client: int) -> Tensor:
+def _own_rows(rows: Rows, client: int) -> Tensor:
     return rows.x[client][rows.weights[client] != 0]
 
 

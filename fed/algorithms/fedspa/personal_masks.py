@@ -54,7 +54,7 @@ class PersonalMasks(LocalEpochs):
     def client_init(self, problem: Problem, turn: Turn) -> State:
         return {"mask": self.first_masks(turn, problem.dimension)}
 
-    def flipped(self, mask: Tensor, replies: Received) -> Tensor:
+    def flip_masks(self, mask: Tensor, replies: Received) -> Tensor:
         """The masks after the turn, from those before it and the replies."""
         return mask ^ replies[self.flips] if self.flips in replies else mask
 
@@ -62,7 +62,7 @@ class PersonalMasks(LocalEpochs):
         return {"mask": server["masks"]}
 
     def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
-        return {"mask": self.flipped(memory["mask"], replies)}
+        return {"mask": self.flip_masks(memory["mask"], replies)}
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         return client["mask"] * server["x"]

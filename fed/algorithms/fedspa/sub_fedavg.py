@@ -55,7 +55,7 @@ class SubFedAvg(PersonalMasks):
         w = unpack(mask, received["values"])
         sizes, target, candidates = self.layer_sizes, self.layer_ones, []
         for epochs in (1, self.epochs - 1):
-            w = self.trained(problem, w, turn, stream, epochs=epochs, mask=mask)
+            w = self.train_locally(problem, w, turn, stream, epochs=epochs, mask=mask)
             score = local_scores(w, problem, turn, self.calibration)
             candidates.append(shrink(mask, score, sizes, target, self.prune_step))
         moved = (candidates[0] ^ candidates[1]).double().mean(1) > self.min_distance
@@ -66,7 +66,7 @@ class SubFedAvg(PersonalMasks):
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The mean over those who kept a weight; without keepers it stays as it is."""
-        after = self.flipped(server["masks"][turn.clients], replies)
+        after = self.flip_masks(server["masks"][turn.clients], replies)
         regrown = bool((replies["pruned"] & after).any())
         check(not regrown, "sub-fedavg: a client pruned weights that it did not have.")
         total = unpack(after, replies["values"]).sum(0)

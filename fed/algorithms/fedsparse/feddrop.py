@@ -69,14 +69,14 @@ class FedDrop(FedOpt):
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         mask = self.mask(turn)
-        w = self.trained(spread(mask, received["values"]), problem, turn, mask)
+        w = self.train_locally(spread(mask, received["values"]), problem, turn, mask)
         return remember(client, w), {"values": values_on(mask, w)}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The sum of the differences, each on its own sub-network, is the direction."""
         mask = self.mask(turn)
         w = spread(mask, replies["values"])
-        return self.stepped(server, torch.where(mask, w - server["x"], 0.0).sum(0))
+        return self.step_server(server, torch.where(mask, w - server["x"], 0.0).sum(0))
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         return {"values": Like(server["x"].dtype, (int(self.mask(turn)[0].sum()),))}

@@ -31,7 +31,7 @@ class FedL1(FedOpt, GroupedWeights):
         check(self.l1 >= 0, f"fedl1: l1 = {self.l1} must not be negative.")
         return super().prepare(constants)
 
-    def thresholded(self, w: Tensor) -> Tensor:
+    def threshold(self, w: Tensor) -> Tensor:
         return w * self.groups.spread((self.groups.norm(w) > self.l1).to(w.dtype))
 
     def penalty(self, w: Tensor) -> Tensor | float:
@@ -39,19 +39,19 @@ class FedL1(FedOpt, GroupedWeights):
         norm = self.groups.norm(w).clamp_min(1e-12)
         return self.l1 * w * self.groups.spread(1 / norm, exempt=0.0)
 
-    def sent(self, w: Tensor) -> Tensor | Sent:
+    def compress_reply(self, w: Tensor) -> Tensor | Sent:
         """With the paper's count: 32 bits a kept weight, one bit a group."""
-        w = self.thresholded(w)
+        w = self.threshold(w)
         kept = self.groups.spread(self.groups.norm(w) > 0).bool().sum(1)
         return Sent(w, 32 * kept + self.groups.count)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
-        counted = self.sent(server["x"].unsqueeze(0))
+        counted = self.compress_reply(server["x"].unsqueeze(0))
         assert isinstance(counted, Sent) and isinstance(counted.bits, Tensor)
         return {"x": Sent(counted.tensor[0], int(counted.bits[0]))}
 
     def model(self, server: State) -> Tensor:
-        return self.thresholded(server["x"].unsqueeze(0))[0]
+        return self.threshold(server["x"].unsqueeze(0))[0]
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
         kept = self.groups.norm(server["x"].unsqueeze(0)) > self.l1

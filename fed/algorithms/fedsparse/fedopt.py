@@ -44,10 +44,10 @@ class FedOpt(EMMethod):
         """Gradient of a penalty on the local weights."""
         return 0.0
 
-    def sent(self, w: Tensor) -> Tensor | Sent:
+    def compress_reply(self, w: Tensor) -> Tensor | Sent:
         return w
 
-    def trained(
+    def train_locally(
         self,
         x: Tensor,
         problem: Problem,
@@ -69,15 +69,15 @@ class FedOpt(EMMethod):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        sent = self.sent(self.trained(received["x"], problem, turn))
+        sent = self.compress_reply(self.train_locally(received["x"], problem, turn))
         kept = sent.tensor if isinstance(sent, Sent) else sent
         assert isinstance(kept, Tensor)
         return remember(client, kept), {"w": sent}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        return self.stepped(server, (replies["w"] - server["x"]).sum(0))
+        return self.step_server(server, (replies["w"] - server["x"]).sum(0))
 
-    def stepped(self, server: State, along: Tensor) -> State:
+    def step_server(self, server: State, along: Tensor) -> State:
         """The server's state after its optimiser went along this direction."""
         rate = given(self.server_lr)
         x, moved = ascend(self.server_optimizer, server["x"], along, server, "x", rate)

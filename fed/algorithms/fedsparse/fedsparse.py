@@ -62,7 +62,7 @@ class FedSparse(Gated):
         return {**state, **moments(x0, "x"), **moments(state["v"], "v")}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        z, z_weights, w_s = self.unpacked(server, replies)
+        z, z_weights, w_s = self.unpack_replies(server, replies)
         x, v = server["x"], server["v"]
         logit = self.logit(x.unsqueeze(0), v.unsqueeze(0))[0]
         for_w, for_v = server_directions(z, w_s, x, z_weights, logit, v, self.temperature)
@@ -71,7 +71,7 @@ class FedSparse(Gated):
         for_v = for_v * server["alive"]
         new_v, gates_moved = ascend("adamax", v, for_v, server, "v", self.server_gate_lr)
         v = torch.where(server["alive"], new_v, v)
-        return self.pruned({**server, **moved, **gates_moved, "x": new_x, "v": v})
+        return self.prune_groups({**server, **moved, **gates_moved, "x": new_x, "v": v})
 
 
 @register
@@ -97,9 +97,9 @@ class FedSparseEM(Gated):
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """`theta = mean z_s`, `w = sum z_s w_s / sum z_s`, unchanged where nobody has z = 1. (One
         sample is unbiased for theta but not for this ratio, though the paper writes it so.)"""
-        z, z_weights, w_s = self.unpacked(server, replies)
+        z, z_weights, w_s = self.unpack_replies(server, replies)
         total = z_weights.sum(0)
         x = torch.where(total > 0, (z_weights * w_s).sum(0) / total.clamp_min(1), server["x"])
         theta = z.mean(0).clamp(1e-3, 1 - 1e-3)
         v = torch.where(server["alive"], torch.log(theta / (1 - theta)), server["v"])
-        return self.pruned({**server, "x": x, "v": v})
+        return self.prune_groups({**server, "x": x, "v": v})

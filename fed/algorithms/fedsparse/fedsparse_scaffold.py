@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from symprune.fed.algorithms.fedsparse.fedsparse import FedSparse
-from symprune.fed.algorithms.fedsparse.gates import placed
+from symprune.fed.algorithms.fedsparse.gates import place_values
 from symprune.fed.algorithms.fedsparse.scaffold import ScaffoldVariates
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Like, Message, Received, State, Turn
@@ -30,29 +30,29 @@ class FedSparseScaffold(ScaffoldVariates, FedSparse):
     sends = "as fedsparse; both ways a control variate for every weight not pruned"
 
     def broadcast(self, server: State, turn: Turn) -> Message:
-        kept = self.kept(server["alive"])
+        kept = self.kept_weights(server["alive"])
         return {**super().broadcast(server, turn), "c": server["c"][kept]}
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        x, v, alive = self.arrived(received)
-        kept = self.kept(alive)
-        c = placed(received["c"], kept)
+        x, v, alive = self.unpack_broadcast(received)
+        kept = self.kept_weights(alive)
+        c = place_values(received["c"], kept)
         w, v = self._train(x, v, alive, problem, turn, correction=c - client["c"])
         sent = {"change": self.change(x, w, c, problem)[:, kept]}
-        state, message = self.sampled(client, w, v, alive, turn)
+        state, message = self.sample_reply(client, w, v, alive, turn)
         moved = client["c"] + self.changes(received, sent)
         return {**state, "c": moved}, {**message, **sent}
 
     def changes(self, received: Received, replies: Received) -> Tensor:
-        return placed(replies["change"], self.kept(received["alive"][0]))
+        return place_values(replies["change"], self.kept_weights(received["alive"][0]))
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        changes = placed(replies["change"], self.kept(server["alive"]))
-        c = self.moved(server, changes, turn)
+        changes = place_values(replies["change"], self.kept_weights(server["alive"]))
+        c = self.update_variate(server, changes, turn)
         return {**super().server_step(server, replies, turn), "c": c}
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
-        change = Like(server["x"].dtype, (int(self.kept(server["alive"]).sum()),))
+        change = Like(server["x"].dtype, (int(self.kept_weights(server["alive"]).sum()),))
         return {**super().reply_like(server, turn), "change": change}

@@ -124,26 +124,26 @@ class Gated(GroupedWeights):
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         alive = server["alive"]
-        return {"alive": alive, "w": server["x"][self.kept(alive)], "v": server["v"][alive]}
+        return {"alive": alive, "w": server["x"][self.kept_weights(alive)], "v": server["v"][alive]}
 
-    def kept(self, alive: Tensor) -> Tensor:
+    def kept_weights(self, alive: Tensor) -> Tensor:
         """The weights of these groups and the exempt ones, `[d]` boolean."""
         return self.groups.spread(alive.unsqueeze(0))[0].bool()
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        x, v, alive = self.arrived(received)
+        x, v, alive = self.unpack_broadcast(received)
         w, v = self._train(x, v, alive, problem, turn)
-        return self.sampled(client, w, v, alive, turn)
+        return self.sample_reply(client, w, v, alive, turn)
 
-    def arrived(self, received: Received) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack_broadcast(self, received: Received) -> tuple[Tensor, Tensor, Tensor]:
         """The server's weights and gates as stacks, zero where pruned, and the groups alive."""
         alive = received["alive"][0]  # the same for everyone
-        x = placed(received["w"], self.kept(alive))
-        return x, placed(received["v"], alive), alive
+        x = place_values(received["w"], self.kept_weights(alive))
+        return x, place_values(received["v"], alive), alive
 
-    def sampled(
+    def sample_reply(
         self, client: State, w: Tensor, v: Tensor, alive: Tensor, turn: Turn
     ) -> tuple[State, Message]:
         """The reply: a binary sample of the gates and the weights behind the open ones."""
@@ -157,7 +157,7 @@ class Gated(GroupedWeights):
         x, alive = server["x"], int(server["alive"].sum())
         return {"z": Like(torch.bool, (alive,)), "w": Like(x.dtype, None, len(x))}
 
-    def pruned(self, server: State) -> State:
+    def prune_groups(self, server: State) -> State:
         """Groups whose gate is open with too small a chance die; the dead are exactly zero."""
         alive = server["alive"]
         if self.prune_at_server:
@@ -182,7 +182,7 @@ class Gated(GroupedWeights):
         chance = sigmoid(self.logit(server["x"].unsqueeze(0), server["v"].unsqueeze(0))[0])
         return chance > self.prune_below
 
-    def unpacked(self, server: State, replies: Received) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack_replies(self, server: State, replies: Received) -> tuple[Tensor, Tensor, Tensor]:
         """Gates `[B, G]`, the same per weight `[B, d]`, and the weights behind them."""
         alive, received = server["alive"], replies["z"]
         z = torch.zeros(len(received), len(alive), dtype=torch.bool)
@@ -240,7 +240,7 @@ class Gated(GroupedWeights):
         return w, v
 
 
-def placed(values: Tensor, where: Tensor) -> Tensor:
+def place_values(values: Tensor, where: Tensor) -> Tensor:
     """Values `[C, k]` at the k places that are True in `where [d]`, zero elsewhere: `[C, d]`."""
     out = values.new_zeros(len(values), len(where))
     out[:, where] = values

@@ -38,7 +38,7 @@ class ScaffoldVariates(EMMethod):
         steps = (self.epochs * batches).unsqueeze(1).to(x.dtype)
         return (x - w) / (steps * self.lr) - c
 
-    def moved(self, server: State, changes: Tensor, turn: Turn) -> Tensor:
+    def update_variate(self, server: State, changes: Tensor, turn: Turn) -> Tensor:
         """The server's c: those who did not work count with a change of zero."""
         return server["c"] + changes.sum(0) / turn.n
 
@@ -70,10 +70,10 @@ class Scaffold(ScaffoldVariates, FedOpt):
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         x, c = received["x"], received["c"]
-        w = self.trained(x, problem, turn, correction=c - client["c"])
+        w = self.train_locally(x, problem, turn, correction=c - client["c"])
         change = self.change(x, w, c, problem)
         return {**remember(client, w), "c": client["c"] + change}, {"w": w, "change": change}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
-        c = self.moved(server, replies["change"], turn)
+        c = self.update_variate(server, replies["change"], turn)
         return {**super().server_step(server, replies, turn), "c": c}

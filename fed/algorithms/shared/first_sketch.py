@@ -18,7 +18,7 @@ MAX_SKETCH = 1 << 20  # numbers a client may tell about itself
 
 @dataclass(frozen=True)
 class FirstSketch(Algorithm):
-    """Sorts the turns: in the first `own_sketch` and `introduced`, in all others `work` and
+    """Sorts the turns: in the first `own_sketch` and `use_sketches`, in all others `work` and
     `combine`. A subclass gives these four, and `sketching` says whether there is such a turn."""
 
     def sketching(self, turn: Turn) -> bool:
@@ -29,9 +29,9 @@ class FirstSketch(Algorithm):
         """What the clients tell about themselves, one row each."""
         raise TypeError(f"{type(self).__name__} has no own_sketch.")
 
-    def introduced(self, server: State, sketches: Tensor, turn: Turn) -> State:
+    def use_sketches(self, server: State, sketches: Tensor, turn: Turn) -> State:
         """What the server makes of the sketches of all clients."""
-        raise TypeError(f"{type(self).__name__} has no introduced.")
+        raise TypeError(f"{type(self).__name__} has no use_sketches.")
 
     def work(
         self, client: State, received: Received, problem: Problem, turn: Turn
@@ -56,7 +56,7 @@ class FirstSketch(Algorithm):
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         if self.sketching(turn):
-            return self.introduced(server, replies["sketch"], turn)
+            return self.use_sketches(server, replies["sketch"], turn)
         return self.combine(server, replies, turn)
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:

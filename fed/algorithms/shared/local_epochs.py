@@ -34,7 +34,7 @@ class LocalEpochs(SampledClients):
     def step_size(self, turn: Turn) -> float:
         return self.lr * self.lr_decay**turn.number
 
-    def trained(
+    def train_locally(
         self,
         problem: Problem,
         w: Tensor,

@@ -18,7 +18,7 @@ FORMATS = ("runs", "codebook", "raw")
 Point = tuple[int, float]
 
 
-def compressed(g: Tensor, denoise: float, values: int) -> tuple[Tensor, Tensor]:
+def compress_gradient(g: Tensor, denoise: float, values: int) -> tuple[Tensor, Tensor]:
     """Every row of `g [C, d]` through the fused lasso at `denoise * mean |g|` and, unless `values`
     is 0, through k-means on its entries; and the bits of its code."""
     rows = []

@@ -138,7 +138,7 @@ class ClientGraph(FirstSketch, PersonalParts):
     neighbours: int | None = None  # k; default 4, or all others if there are fewer
     edges: tuple[tuple[int, int], ...] | None = None  # or the graph itself
 
-    def completed(self: Method, constants: Constants) -> Method:
+    def complete(self: Method, constants: Constants) -> Method:
         """Checked, with the model's tensors and k filled in."""
         n = constants.clients
         check(self.space in SPACES, f"Unknown space {self.space!r}; use {', '.join(SPACES)}.")
@@ -153,7 +153,7 @@ class ClientGraph(FirstSketch, PersonalParts):
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         edges = torch.tensor(self.edges or (), dtype=torch.int64).view(-1, 2)
-        return linked(super().server_init(x0, turn), edges)
+        return link_clients(super().server_init(x0, turn), edges)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         if self.sketching(turn):
@@ -163,12 +163,12 @@ class ClientGraph(FirstSketch, PersonalParts):
     def own_sketch(self, received: Received, problem: Problem, turn: Turn) -> Tensor:
         return sketch(problem, self.space, turn)
 
-    def introduced(self, server: State, sketches: Tensor, turn: Turn) -> State:
+    def use_sketches(self, server: State, sketches: Tensor, turn: Turn) -> State:
         distances = squared_distances(sketches)
-        return linked(server, nearest_neighbours(distances, given(self.neighbours)))
+        return link_clients(server, nearest_neighbours(distances, given(self.neighbours)))
 
 
-def linked(server: State, edges: Tensor) -> State:
+def link_clients(server: State, edges: Tensor) -> State:
     """The server's state with this graph: the solver of the z begins anew."""
     none = server["z"].new_zeros(len(edges), server["z"].shape[1])
     return {**server, "edges": edges, "split": none, "multiplier": none}

@@ -48,6 +48,7 @@ def network_lasso_prox(
     edges: Tensor,
     split: Tensor,
     multiplier: Tensor,
+    *,
     lam: float,
     eta: float,
     p: float = 2.0,

@@ -14,7 +14,7 @@ from math import sqrt
 import torch
 
 from symprune.fed.algorithms.shared.local_steps import local_gradient
-from symprune.fed.algorithms.similarity_network.fused_gradient import compressed
+from symprune.fed.algorithms.similarity_network.fused_gradient import compress_gradient
 from symprune.fed.algorithms.similarity_network.graph import ClientGraph, components
 from symprune.fed.algorithms.similarity_network.network_lasso import (
     NORMS,
@@ -52,7 +52,7 @@ class SimilarityNetwork(ClientGraph):
         check(self.p in NORMS, f"The fusion norm p = {self.p} must be 1, 2 or inf.")
         check(self.denoise >= 0, f"denoise = {self.denoise} must not be negative.")
         check(self.values >= 0, f"values = {self.values} must not be negative.")
-        ready = self.completed(constants)
+        ready = self.complete(constants)
         eta = self.eta
         if eta is None:
             check(constants.known, "similarity-network needs the option eta for this model.")
@@ -78,7 +78,7 @@ class SimilarityNetwork(ClientGraph):
         if not self.compresses:
             return client, {"g": g}
         wanted = g + client["error"] if self.error_feedback else g
-        u, bits = compressed(wanted, self.denoise, self.values)
+        u, bits = compress_gradient(wanted, self.denoise, self.values)
         state = {"error": wanted - u} if self.error_feedback else client
         return state, {"g": Sent(u, bits, table=True)}
 
@@ -93,7 +93,7 @@ class SimilarityNetwork(ClientGraph):
         target = server["z"] - eta / turn.n * own
         graph = (server["edges"], server["split"], server["multiplier"])
         z, split, multiplier = network_lasso_prox(
-            target, *graph, self.lam, eta, self.p, steps=self.admm_steps
+            target, *graph, lam=self.lam, eta=eta, p=self.p, steps=self.admm_steps
         )
         return {**server, "x": x, "z": z, "split": split, "multiplier": multiplier}
 

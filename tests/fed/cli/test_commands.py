@@ -119,8 +119,8 @@ algorithms:
         (("--algorithm", "gd", "--data", "imagenet"), "imagenet"),
         (("--algorithm", "gd", "--clients", "5000"), "5000 clients"),
         (("--algorithm", "gd", "--sparsity", "0.9"), "sparsity"),
-        (("--algorithm", "gd", "--set", "gamma"), "name=value"),
-        (("--algorithm", "gd", "--set", "gamma=fast"), "gamma = 'fast'"),
+        (("--algorithm", "gd", "--set", "gamma"), "NAME=VALUE"),
+        (("--algorithm", "gd", "--set", "gamma=fast"), "gamma of gd cannot be"),
         (("--algorithm", "gd", "--set", "gamma=1e35", "--quiet"), "smaller step"),
         (("--algorithm", "ef-bv", "--compressor", "top-k:9999"), "k = 9999"),
         (("--algorithm", "fedspa", "--set", "layer_ones=[1, 2]"), "layer_ones from the problem"),
@@ -153,7 +153,10 @@ def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
         ("algorithms: [gd]\nseeds: 3", "seeds = 3"),
         ("algorithms: [gd]\nproblem: [digits]", "problem is no list of settings"),
         ("algorithms: [{algorithm: gd, tune: {gamma: 0.3}}]", "tune = "),
-        ("algorithms: [{algorithm: gd, tune: {gamma: [0.3, fast]}}]", "gamma = 'fast'"),
+        (
+            "algorithms: [{algorithm: gd, tune: {gamma: [0.3, fast]}}]",
+            "gamma of gd cannot be",
+        ),
         ("algorithms: [{algorithm: fedp3, shapes: [[1, 2]]}]", "shapes from the problem"),
     ):
         file.write_text(text)

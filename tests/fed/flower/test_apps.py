@@ -74,7 +74,7 @@ def test_other_records_are_refused() -> None:
 
 def check_the_bits(folder: Path, task: Job) -> None:
     """The server's state and every ledger are those of the in-process run."""
-    here = simulate(task.built(), task.whole_problem(), task.rounds, clients_at_once=1)
+    here = simulate(task.build_algorithm(), task.whole_problem(), task.rounds, clients_at_once=1)
     there = snapshot.load(folder / "server" / "state.safetensors")
     assert same(there.server, here.server)
     assert same(there.ledger, here.ledger.state())

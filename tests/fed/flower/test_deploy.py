@@ -21,6 +21,7 @@ from symprune.fed import snapshot
 from symprune.fed.remote.client import client_state
 from symprune.fed.remote.job import Job
 from symprune.fed.simulate import simulate
+from symprune.recipe import Recipe
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
@@ -137,6 +138,24 @@ def test_a_superlink_elsewhere_is_named_in_its_certificate_and_by_its_clients(
         Deployment(tmp_path, TASK, *ports, host="other.example.org").prepare()
 
 
+@pytest.mark.parametrize("kind", ["training", "pruning"])
+def test_the_app_that_is_written_can_be_loaded(
+    kind: str, tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    from symprune.fed.flower.deploy import Deployment
+    from symprune.fed.pruning.remote import Task
+
+    recipe = Recipe(pattern="2:4", calibration="federated")
+    work = TASK if kind == "training" else Task("any", recipe, 2)
+    Deployment(tmp_path, work, *ports).prepare()
+    spec = importlib.util.spec_from_file_location("app", tmp_path / "app" / "symprune_app.py")
+    assert spec is not None and spec.loader is not None
+    app = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(app)
+    assert app.answer.__module__ == work.client_module
+    assert (type(app.server).__name__, type(app.client).__name__) == ("ServerApp", "ClientApp")
+
+
 def test_a_run_that_has_begun_is_not_taken_for_another(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
@@ -236,7 +255,7 @@ def test_a_node_that_is_refused_tries_again_and_a_stranger_is_named(
 
 
 def check_the_bits(folder: Path, task: Job) -> None:
-    here = simulate(task.built(), task.whole_problem(), task.rounds, clients_at_once=1)
+    here = simulate(task.build_algorithm(), task.whole_problem(), task.rounds, clients_at_once=1)
     there = snapshot.load(folder / "server" / "state.safetensors")
     assert same(there.server, here.server)
     for name, total in here.ledger.state().items():
@@ -251,11 +270,11 @@ def check_the_bits(folder: Path, task: Job) -> None:
 def test_a_deployment_gives_the_bits_of_the_in_process_run_and_refuses_strangers(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
-    from symprune.fed.flower.deploy import deployed
+    from symprune.fed.flower.deploy import running
     from symprune.fed.flower.keys import make_keys
 
     make_keys(tmp_path / "strangers", ("127.0.0.1",), 1)
-    with deployed(make(tmp_path, ports)) as deployment:
+    with running(make(tmp_path, ports)) as deployment:
         with pytest.raises(SympruneError, match="refused node 2"):  # a key nobody knows
             deployment.start_node(2, tmp_path / "strangers" / "node-0.key", patience=0)
         deployment.submit()
@@ -268,15 +287,15 @@ def test_a_deployment_gives_the_bits_of_the_in_process_run_and_refuses_strangers
 def test_after_kill_9_of_the_superlink_the_run_ends_where_an_undisturbed_run_ends(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
-    from symprune.fed.flower.deploy import deployed
+    from symprune.fed.flower.deploy import running
 
     first = make(tmp_path, ports)
-    with deployed(first):
+    with running(first):
         first.submit()
         until(lambda: first.rounds_done() >= 1)
         first.kill("superlink", signal.SIGKILL)
         assert not first.result.exists()
-    with deployed(make(tmp_path, ports)) as second:
+    with running(make(tmp_path, ports)) as second:
         second.submit()
         until(second.finished)
     check_the_bits(tmp_path, TASK)
@@ -287,10 +306,10 @@ def test_a_round_finishes_without_a_killed_supernode_and_it_comes_back(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
     from symprune.fed.algorithms.shared.control_variates import control_variates
-    from symprune.fed.flower.deploy import deployed
+    from symprune.fed.flower.deploy import running
 
     task = Job(TASK.algorithm, TASK.options, PROBLEM, rounds=8)
-    with deployed(make(tmp_path, ports, task)) as deployment:
+    with running(make(tmp_path, ports, task)) as deployment:
         deployment.submit()
         until(lambda: deployment.rounds_done() >= 1)
         deployment.kill("node-1", signal.SIGKILL)
@@ -306,6 +325,6 @@ def test_a_round_finishes_without_a_killed_supernode_and_it_comes_back(
         for i in range(2)
     ]
     client = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    prepared = task.built().prepare(task.whole_problem().constants())
+    prepared = task.build_algorithm().prepare(task.whole_problem().constants())
     h = control_variates(prepared, there.server, client)  # type: ignore[arg-type]
     assert float(h.sum(0).norm()) < 1e-5 * float(h.norm(dim=1).mean())

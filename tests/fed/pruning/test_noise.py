@@ -65,12 +65,12 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_noise_is_made_for() -> Non
     centre, scale = torch.rand(d, generator=generator), torch.rand(d, generator=generator) + 0.1
     for size in (0.0, 0.01, 1.0, 1e3, 1e12):
         values = size * torch.randn(d, dtype=torch.float64, generator=generator)
-        assert float(noise.clipped(values, centre, scale, clip).norm()) <= clip * d**0.5 * (
+        assert float(noise.clip_difference(values, centre, scale, clip).norm()) <= clip * d**0.5 * (
             1 + 1e-9
         )
     near = centre.double() + 0.5 * scale.double()
     assert torch.allclose(
-        noise.clipped(near, centre, scale, clip), torch.full((d,), 0.5, dtype=torch.float64)
+        noise.clip_difference(near, centre, scale, clip), torch.full((d,), 0.5, dtype=torch.float64)
     )
 
 

@@ -29,7 +29,7 @@ def test_letters_give_the_bits_and_the_bytes_of_the_in_process_run(
 ) -> None:
     task = job(name)
     there = run(task, tmp_path)
-    here = simulate(task.built(), task.whole_problem(), task.rounds, clients_at_once=1)
+    here = simulate(task.build_algorithm(), task.whole_problem(), task.rounds, clients_at_once=1)
     assert same(there.server, here.server)
     assert same(there.ledger.state(), here.ledger.state())
     asked = (there.counted >= 0).all()  # a client that was never asked has no file
@@ -83,7 +83,7 @@ def test_a_client_that_lost_its_disk_goes_on_with_its_state(
 
     task = job(name, 5)
     outcome = run(task, tmp_path, before=accident)
-    here = simulate(task.built(), task.whole_problem(), 5, clients_at_once=1)
+    here = simulate(task.build_algorithm(), task.whole_problem(), 5, clients_at_once=1)
     if name in FOLLOWED:
         assert same(outcome.server, here.server)
         assert same(states(tmp_path, outcome), here.client)
@@ -107,7 +107,7 @@ def test_a_killed_server_goes_on_and_ends_where_an_undisturbed_run_ends(
     with pytest.raises(KeyboardInterrupt):
         run(task, tmp_path, **{moment: killed})
     outcome = run(task, tmp_path)
-    here = simulate(task.built(), task.whole_problem(), 4, clients_at_once=1)
+    here = simulate(task.build_algorithm(), task.whole_problem(), 4, clients_at_once=1)
     assert same(outcome.server, here.server)
     assert same(states(tmp_path, outcome), here.client)
     assert len(outcome.history) == 4

@@ -12,7 +12,7 @@ from machines import Network, job, same
 
 from symprune.errors import SympruneError
 from symprune.fed.protocol import Like, State
-from symprune.fed.remote.replies import deliveries, largest, opened
+from symprune.fed.remote.replies import deliveries, largest, open_reply
 from symprune.fed.remote.server import Outcome, serve
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.payload import _varints, decode_message, encode_message
@@ -137,6 +137,6 @@ def test_the_largest_reply_is_as_long_as_a_dense_one() -> None:
     like = {"w": Like(torch.float32, (1000,))}
     dense = encode_message({"w": torch.ones(1000)})
     assert len(dense) < largest(like) < len(dense) + 5000
-    assert torch.equal(opened(dense, like)["w"], torch.ones(1000))
+    assert torch.equal(open_reply(dense, like)["w"], torch.ones(1000))
     with pytest.raises(SympruneError, match="claims"):
-        opened(encode_message({"w": torch.ones(1001)}), like)
+        open_reply(encode_message({"w": torch.ones(1001)}), like)

@@ -28,7 +28,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None:
     (output / "old").write_text("precious")
 
     def write_half() -> None:
-        with output_folder.whole_folder(output, force=True) as work:
+        with output_folder.whole_folder(output) as work:
             (work / "new").write_text("half")
             raise RuntimeError
 
@@ -44,7 +44,7 @@ def test_force_replaces_and_without_it_nothing_is_touched(tmp_path: Path) -> Non
     (output / "old").touch()
     with pytest.raises(SympruneError, match="--force"):
         output_folder.check_output(output, force=False)
-    with output_folder.whole_folder(output, force=True) as work:
+    with output_folder.whole_folder(output) as work:
         (work / "new").touch()
     assert [path.name for path in output.iterdir()] == ["new"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(SympruneError, match=r"disk of .* is full"):
-        output_folder.check_output(tmp_path / "model", force=False, needed=2**62)
+        output_folder.check_room(tmp_path / "model", 2**62)
     assert list(tmp_path.iterdir()) == []
 
 

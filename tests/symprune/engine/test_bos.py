@@ -255,7 +255,7 @@ def test_a_sweep_decides_once_for_all_its_cells(needing: Any, tmp_path: Path) ->
 def test_federated_masks_are_those_of_one_machine(folder: Path, tmp_path: Path) -> None:
     one = pruning.Job(str(folder), RECIPE, tmp_path / "central", eval_data=__file__, eval_windows=4)
     central = pruning.prune(one)
-    job = fed_job.Job(
+    job = fed_job.PruningJob(
         str(folder), RECIPE, clients=2, output=tmp_path / "fed", eval_data=(__file__,)
     )
     record = fed_job.prune(replace(job, eval_windows=4))

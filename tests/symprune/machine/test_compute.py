@@ -271,7 +271,7 @@ def test_federated_pruning_computes_in_it_and_writes_what_one_machine_writes(
 ) -> None:
     dense = save(tmp_path / "dense")
     pruning.prune(pruning.Job(str(dense), RECIPE, tmp_path / "central", evaluate=False))
-    job = fed_job.Job(str(dense), RECIPE, clients=2, output=tmp_path / "fed", evaluate=False)
+    job = fed_job.PruningJob(str(dense), RECIPE, clients=2, output=tmp_path / "fed", evaluate=False)
     record = fed_job.prune(job)
     assert record["dtype"] == "bfloat16" and record["compute_dtype"] == "float32"
     central, federated = weights(tmp_path / "central"), weights(tmp_path / "fed")

@@ -20,7 +20,7 @@ from symprune.checkpoint.load import local_folder
 from symprune.cli import main
 from symprune.errors import SympruneError
 from symprune.fed.pruning import remote
-from symprune.fed.pruning.job import Job
+from symprune.fed.pruning.job import PruningJob
 from symprune.jobs import pruning
 from symprune.models import hub
 from symprune.recipe import Recipe
@@ -114,7 +114,7 @@ def test_a_token_is_in_no_text_made_of_a_job(tiny_folder: Path) -> None:
     access = hub.Access(token=SECRET)
     assert SECRET not in repr(pruning.Job(str(tiny_folder), Recipe(), access=access))
     assert SECRET not in repr(hub.resolve(str(tiny_folder), access))
-    job = Job(str(tiny_folder), Recipe(), texts=("builtin",), access=access)
+    job = PruningJob(str(tiny_folder), Recipe(), texts=("builtin",), access=access)
     with pytest.raises(SympruneError, match=r"--token does not go with --deploy.*hf auth login"):
         remote.of_job(job)
 
@@ -125,7 +125,7 @@ def test_a_federation_hands_version_and_trust_to_server_and_nodes(
     config = hub.load_config(hub.resolve(str(tiny_folder)))
     monkeypatch.setattr(hub, "load_config", lambda _: config)
     access = hub.Access("v1", trust_remote_code=True)
-    job = Job("someone/tiny", Recipe(), texts=("builtin",), access=access)
+    job = PruningJob("someone/tiny", Recipe(), texts=("builtin",), access=access)
     task, (settings,) = remote.of_job(job)
     assert remote.Task.from_json(task.to_json()) == task
     for found in (task, remote.Settings.of(settings)):

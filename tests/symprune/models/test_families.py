@@ -176,3 +176,12 @@ def test_experts_are_measured_sample_by_sample_whatever_the_batch_size() -> None
     alone = prune(families.model("mixtral"), families.tokens(5), WANDA, batch_size=1)
     together = prune(families.model("mixtral"), families.tokens(5), WANDA, batch_size=3)
     assert [layer.tokens for layer in alone.layers] == [layer.tokens for layer in together.layers]
+
+
+def test_what_stays_dense_takes_no_part_in_the_allocation() -> None:
+    """The others give what equal shares would take from them, to the weight."""
+    model = families.model("longcat")
+    report = prune(model, families.tokens(), Recipe(method="wanda", allocate="owl"))
+    pruned = [layer for layer in report.layers if not layer.dense]
+    assert len(pruned) < len(report.layers)
+    assert sum(layer.removed for layer in pruned) == sum(layer.size for layer in pruned) // 2

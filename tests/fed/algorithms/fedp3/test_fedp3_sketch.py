@@ -33,7 +33,7 @@ def turn(number: int, n: int) -> Turn:
 def test_every_coordinate_has_exactly_one_owner(n: int, d: int) -> None:
     algorithm = build("fedp3-sketch")
     for number in range(20):
-        owners = algorithm.sent(d, turn(number, n))  # type: ignore[attr-defined]
+        owners = algorithm.own_coordinates(d, turn(number, n))  # type: ignore[attr-defined]
         assert owners.sum(0).tolist() == [1] * d
         if d % n == 0:
             assert owners.sum(1).tolist() == [d // n] * n
@@ -45,7 +45,7 @@ def test_the_sketch_is_unbiased_with_the_variance_of_the_theory() -> None:
     algorithm = build("fedp3-sketch")
     mean, square = torch.zeros(n, d, dtype=torch.float64), 0.0
     for number in range(draws):
-        scaled = n * algorithm.sent(d, turn(number, n)) * y  # type: ignore[attr-defined]
+        scaled = n * algorithm.own_coordinates(d, turn(number, n)) * y  # type: ignore[attr-defined]
         mean += scaled / draws
         square += float(scaled.mean(0).square().sum()) / draws
     assert float((mean - y).norm() / y.norm()) < 0.05

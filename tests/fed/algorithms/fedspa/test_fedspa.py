@@ -148,7 +148,7 @@ def test_clients_that_were_not_sampled_keep_their_mask_and_regrown_weights_come_
 
 def test_the_prune_rate_falls_like_a_cosine_to_zero() -> None:
     algorithm = FedSpa(prune_rate=0.4, anneal_rounds=11)
-    rates = [algorithm.annealed(Turn(t, 0, 1, torch.arange(1))) for t in (0, 5, 10, 15)]
+    rates = [algorithm.annealed_rate(Turn(t, 0, 1, torch.arange(1))) for t in (0, 5, 10, 15)]
     assert rates == pytest.approx([0.4, 0.2, 0.0, 0.0], abs=1e-15)
     assert rates[2] == rates[3] == 0
 

@@ -113,11 +113,11 @@ def test_variates_of_pruned_neurons_are_not_sent_and_change_nothing(digits: Prob
     turn = Turn(3, 0, 6, torch.arange(6))
     server = algorithm.server_init(digits.initial(0), turn)
     alive = torch.arange(algorithm.groups.count) % 3 > 0
-    server = algorithm.pruned({**server, "alive": alive})
+    server = algorithm.prune_groups({**server, "alive": alive})
     d, stream = digits.dimension, turn.stream("test")
     server["c"] = stream.normal(d)[0].float()
     client = {**algorithm.client_init(digits, turn), "c": stream.normal(d).float()}
-    kept = algorithm.kept(alive)
+    kept = algorithm.kept_weights(alive)
     message = algorithm.broadcast(server, turn)
     assert torch.equal(message["c"], server["c"][kept])  # type: ignore[arg-type]
     received = {name: t.expand(6, *t.shape) for name, t in message.items()}  # type: ignore[union-attr]
@@ -136,7 +136,7 @@ def test_bits_are_those_of_fedsparse_and_twice_the_weights(digits: Problem) -> N
     algorithm, turn = result.algorithm, Turn(12, 0, 6, torch.arange(6))
     assert isinstance(algorithm, FedSparseScaffold)
     alive = result.server["alive"]
-    kept = int(algorithm.kept(alive).sum())
+    kept = int(algorithm.kept_weights(alive).sum())
     before = result.ledger.down_bits.sum()
     more = simulate(build("fedsparse-scaffold", l0=1e-5, **TUNED), digits, 13, evaluate_every=13)
     down = 32 * (2 * kept + int(alive.sum())) + len(alive)

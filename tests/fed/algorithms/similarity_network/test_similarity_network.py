@@ -54,7 +54,9 @@ def random_graph(n: int, seed: int = 0) -> Tensor:
 
 def solved(target: Tensor, edges: Tensor, lam: float, eta: float, p: float) -> tuple[Tensor, ...]:
     none = torch.zeros(len(edges), target.shape[1], dtype=torch.float64)
-    return network_lasso_prox(target, edges, none, none, lam, eta, p, steps=8_000, tolerance=1e-10)
+    return network_lasso_prox(
+        target, edges, none, none, lam=lam, eta=eta, p=p, steps=8_000, tolerance=1e-10
+    )
 
 
 def by_dual(target: Tensor, edges: Tensor, lam: float, eta: float, p: float) -> Tensor:

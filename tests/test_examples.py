@@ -1,0 +1,87 @@
+"""The programs in examples/ and the code in CONTRIBUTING.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import symprune
+from symprune.fed import ALGORITHMS
+from symprune.refine import REFINEMENTS
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+# What each is given, and what it must print.
+PROGRAMS: dict[str, tuple[str, str]] = {
+    "compare_criteria": ("--methods wanda ria", r"ria +0\.\d+"),
+    "federated_pruning": ("", "those of central pruning: yes"),
+    "federated_training": ("--rounds 3", r"fedht +accuracy .* with 90% zeros"),
+    "keep_zeros_while_training": ("--steps 3", "Afterwards 50.0% of the weights are zero"),
+    "prune_a_model": ("", "In total 50.0% of"),
+    "your_own_algorithm": ("--rounds 3", r"sign-descent +accuracy"),
+    "your_own_criterion": ("", r"power 1: the masks overlap with Wanda's by 100\.0%"),
+    "your_own_model": ("", "50% of it is pruned"),
+    "your_own_refinement": ("", r"[1-9]\d* weights changed places"),
+}
+
+
+@pytest.fixture(autouse=True)
+def registries_as_they_were() -> Iterator[None]:
+    """What an example registers is gone again after it."""
+    criteria = vars(sys.modules[symprune.criterion.__module__])["_REGISTRY"]
+    with patch.dict(criteria), patch.dict(ALGORITHMS), patch.dict(REFINEMENTS):
+        yield
+
+
+def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [program, *arguments])
+    runpy.run_path(str(EXAMPLES / f"{program}.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_example_runs_and_prints_what_it_shows(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, expected = PROGRAMS[program]
+    run(program, arguments.split(), monkeypatch)
+    assert re.search(expected, capsys.readouterr().out)
+
+
+def test_an_example_prunes_and_saves_a_model_it_is_given(
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "pruned"
+    given = f"--model {tiny_folder} --output {output} --sparsity 0.25 --seqlen 32"
+    run("prune_a_model", given.split(), monkeypatch)
+    assert symprune.MaskSet.load(output).sparsity() == pytest.approx(0.25)
+    assert "In total 25.0% of" in capsys.readouterr().out
+
+
+def test_every_example_is_run_here_and_is_short() -> None:
+    programs = {path.stem: path for path in EXAMPLES.glob("*.py") if path.stem != "tiny"}
+    assert programs.keys() == PROGRAMS.keys()
+    lengths = {name: len(path.read_text().splitlines()) for name, path in programs.items()}
+    assert max(lengths.values()) < 60, lengths
+
+
+def test_the_code_in_the_contributors_page_runs_and_its_tests_pass() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    tests = {name: test for name, test in names.items() if name.startswith("test_")}
+    assert len(tests) == 4
+    for test in tests.values():
+        assert callable(test)
+        test()
