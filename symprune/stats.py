@@ -52,7 +52,7 @@ class Needs:
         return GRAM in self.inputs
 
 
-def limited(batch: Tensor, limit: float) -> Tensor:
+def limit_tokens(batch: Tensor, limit: float) -> Tensor:
     """`[..., tokens, channels]` with every token at most `limit` times as long as the median one of
     its sample.
 

@@ -347,7 +347,7 @@ RecipeName = Annotated[
 ]
 
 
-def given(**options: Any) -> dict[str, Any]:
+def select_given(**options: Any) -> dict[str, Any]:
     """The options that were typed."""
     return {name: value for name, value in options.items() if value is not None}
 

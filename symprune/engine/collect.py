@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.trace import Trace
 from symprune.models.matrices import ROUTER_NAMES, Matrix
-from symprune.stats import SQUARE, ChannelStats, Needs, limited
+from symprune.stats import SQUARE, ChannelStats, Needs, limit_tokens
 
 # function -> where its two factors stand among its arguments
 _PRODUCTS: dict[Any, tuple[int, int]] = {
@@ -154,7 +154,7 @@ class Collector(TorchFunctionMode):
         if x.dim() > 3:
             x = x.reshape(x.shape[0], -1, x.shape[-1])
         limit = self.needs.token_limit
-        return x if limit is None else limited(x, limit)
+        return x if limit is None else limit_tokens(x, limit)
 
 
 def _other_factors(block: nn.Module, matrices: list[Matrix]) -> dict[int, str]:
