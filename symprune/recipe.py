@@ -48,8 +48,8 @@ class Recipe:
     """
 
     method: str = "ria"
-    _: KW_ONLY
     params: Mapping[str, Any] = field(default_factory=dict)
+    _: KW_ONLY
     sparsity: float | None = None
     pattern: str | None = None
     group: str = "row"

@@ -42,7 +42,7 @@ def test_a_report_and_its_masks_are_shown_in_a_line() -> None:
     [
         (symprune.prune, 3),
         (symprune.load, 1),
-        (symprune.Recipe, 1),
+        (symprune.Recipe, 2),
         (symprune.masks.keep_mask, 2),
         (symprune.stats.ChannelStats, 2),
     ],
