@@ -61,7 +61,7 @@ docs: .venv/.ready
 	$(PIP) -e ".[docs]"
 	rm -rf build
 	$(PIP) --no-deps --target build/documented .
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "To read and search it: $(BIN)/python -m http.server --directory build/site"
 
 # A source archive and a wheel, in dist/.

@@ -1,6 +1,6 @@
 """A federated algorithm of your own: a frozen dataclass of hyper-parameters and two pure functions.
 
-Sign descent: clients send the signs of their gradients, one bit each, and the server steps in the
+Sign descent: clients send only the signs of their gradients, and the server steps in the
 direction most of them agree on. It is found by name from `@register` on and runs wherever the
 others do: in process, and across machines.
 """
@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from symprune.fed import Algorithm, Problem, Sent, Turn, build, make_problem, simulate
-from symprune.fed.algorithms import register
-from symprune.fed.protocol import Message, Received, State
+from symprune import fed
 
 
-@register
+@fed.register
 @dataclass(frozen=True)
-class SignDescent(Algorithm):
+class SignDescent(fed.Algorithm):
     """Steps along the sign most clients agree on: x <- x - gamma * sign(sum sign(grad f_i(x)))."""
 
     name = "sign-descent"
@@ -27,12 +25,12 @@ class SignDescent(Algorithm):
     gamma: float = 0.01
 
     def client_step(
-        self, client: State, received: Received, problem: Problem, turn: Turn
-    ) -> tuple[State, Message]:
+        self, client: fed.State, received: fed.Received, problem: fed.Problem, turn: fed.Turn
+    ) -> tuple[fed.State, fed.Message]:
         gradient = problem.gradient(received["x"])  # one row per client
-        return client, {"sign": Sent(gradient.sign(), bits=problem.dimension, table=True)}
+        return client, {"sign": fed.Sent(gradient.sign(), bits=problem.dimension, table=True)}
 
-    def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+    def server_step(self, server: fed.State, replies: fed.Received, turn: fed.Turn) -> fed.State:
         return {"x": server["x"] - self.gamma * replies["sign"].sum(0).sign()}
 
 
@@ -41,9 +39,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     rounds = parser.parse_args().rounds
 
-    problem = make_problem("digits", split="iid", clients=10)
+    problem = fed.make_problem("digits", split="iid", clients=10)
     for name in ("sign-descent", "gd"):
-        result = simulate(build(name), problem, rounds=rounds, evaluate_every=rounds)
+        result = fed.simulate(fed.build(name), problem, rounds=rounds, evaluate_every=rounds)
         last = result.history[-1]
         sent = last["bytes_up"] / 1e3
         print(f"{name:13} accuracy {last['accuracy']:.1%}, {sent:,.0f} kB sent to the server")

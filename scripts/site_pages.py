@@ -1,13 +1,16 @@
 """Pages of the documentation site that are not files of docs/: `make docs` calls these hooks.
 
 README.md, CONTRIBUTING.md and CHANGELOG.md become pages, and every room of the code gets an API
-page made from its docstrings. The first API page has what `import symprune` offers.
+page made from its docstrings. The first API pages have what `import symprune` and `symprune.fed`
+offer.
 """
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -72,14 +75,17 @@ def relink(text: str, folder: Path) -> str:
 
 def api_pages() -> dict[str, tuple[str, str]]:
     """title -> (page, Markdown), in the order of the navigation."""
-    pages = {"symprune": ("api/index.md", public_page())}
+    pages = {
+        "symprune": ("api/index.md", public_page("symprune")),
+        "symprune.fed": ("api/fed.md", public_page("symprune.fed")),
+    }
     for top, package in PACKAGES.items():
         for folder in [ROOT / top, *sorted(p for p in (ROOT / top).rglob("*") if p.is_dir())]:
             if not (folder / "__init__.py").exists():
                 continue
             inner = folder.relative_to(ROOT / top).parts
             name = ".".join((package, *inner))
-            title = f"{name}, its files" if name == "symprune" else name
+            title = f"{name}, its files" if name in pages else name
             pages[title] = (f"api/{name}.md", room_page(folder, name))
     return pages
 
@@ -93,14 +99,13 @@ def room_page(folder: Path, name: str) -> str:
     return "\n\n".join([f"# {name}", *directives]) + "\n"
 
 
-def public_page() -> str:
-    """What `import symprune` offers, wherever it is defined."""
-    import symprune
-
-    parts = ["# symprune", "What `import symprune` offers. Everything else is in the rooms."]
-    for name in symprune.__all__:
-        thing = getattr(symprune, name)
-        if hasattr(thing, "__qualname__"):
+def public_page(package: str) -> str:
+    """What `import symprune` or `import symprune.fed` offers, wherever it is defined."""
+    module = import_module(package)
+    parts = [f"# {package}", f"What `import {package}` offers. Everything else is in the rooms."]
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if isinstance(thing, type | FunctionType) and thing.__module__.startswith("symprune"):
             place = f"{thing.__module__}.{thing.__qualname__}"
-            parts.append(f"::: {place}\n    options: {{heading: symprune.{name}}}")
+            parts.append(f"::: {place}\n    options: {{heading: {package}.{name}}}")
     return "\n\n".join(parts) + "\n"

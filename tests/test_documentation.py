@@ -1,4 +1,4 @@
-"""The pages: all are on the site, and their links lead somewhere."""
+"""The pages: all are on the site, their links lead somewhere, and lines end at 100 characters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from click import Command
+from typer.main import get_command
+
+from symprune.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -43,3 +47,33 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:symprune|fed|eval|scripts|tests|examples)/[\w./-]+\.\w+)`", text)
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_lines_end_at_100_characters_unless_a_table_needs_more(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    long = [n for n, line in enumerate(lines, 1) if len(line) > 100 and not line.startswith("|")]
+    assert long == []
+
+
+def test_every_option_of_every_command_is_on_the_options_page_and_no_other() -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(--[\w-]+)", page)) - {"--no-", "--help"}
+    taken = set(options(get_command(app))) - {"--help"}
+    assert {option for option in taken if not option.startswith("--no-")} <= documented <= taken
+
+
+def options(command: Command) -> Iterator[str]:
+    for below in getattr(command, "commands", {}).values():
+        yield from options(below)
+    if not hasattr(command, "commands"):
+        for parameter in command.params:
+            names = [*parameter.opts, *parameter.secondary_opts]
+            yield from (name for name in names if name.startswith("--"))

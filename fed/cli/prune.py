@@ -141,8 +141,8 @@ def prune(
         nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos,
         calibration=FEDERATED if client else calibration,
     )  # fmt: skip
-    chosen = o.with_step(chosen, "refine", refine, refining.given())
-    noised = o.given(delta=delta, clip=clip)
+    chosen = o.with_step(chosen, "refine", refine, refining.select_given())
+    noised = o.select_given(delta=delta, clip=clip)
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")

@@ -54,10 +54,12 @@ def prune(
     chosen = choosing.build(
         calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
     )
-    steps = refining.given() | o.given(max_swaps=max_swaps)
+    steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
-    chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
+    chosen = o.with_step(
+        chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
+    )
+    chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -93,13 +95,15 @@ def refine_masks(
     """
     from symprune.jobs import pruning
 
-    changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos)
+    changes = o.select_given(
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
+    )
     made = pruning.recipe_of(masks)
     chosen = made.with_changes(refine=None, update=None, allocate=None, **changes)
     chosen = o.with_token_limit(chosen, token_limit)
-    steps = refining.given() | o.given(max_swaps=max_swaps)
+    steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    fitting = o.given(iters=update_iters, select=False if update == "sparsegpt" else None)
+    fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
     chosen = o.with_step(chosen, "update", update, fitting)
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.trace import Trace
 from symprune.models.matrices import ROUTER_NAMES, Matrix
-from symprune.stats import SQUARE, ChannelStats, Needs, limited
+from symprune.stats import SQUARE, ChannelStats, Needs, limit_tokens
 
 # function -> where its two factors stand among its arguments
 _PRODUCTS: dict[Any, tuple[int, int]] = {
@@ -133,15 +133,19 @@ class Collector(TorchFunctionMode):
             if stats is None:
                 stats = next((s for tensor, s in self._fed if tensor is x), None)
                 if stats is None:
-                    collect = self.needs.inputs
-                    stats = ChannelStats(x.shape[-1], collect, x.device, self.gram_device)
+                    stats = ChannelStats(
+                        x.shape[-1],
+                        self.needs.inputs,
+                        device=x.device,
+                        gram_device=self.gram_device,
+                    )
                 self.inputs[matrix.name] = stats
             if all(s is not stats or tensor is not x for tensor, s in self._fed):
                 stats.add(self._limit(x))
                 self._fed.append((x, stats))
         if self.needs.outputs:
             if matrix.name not in self.outputs:
-                out = ChannelStats(y.shape[-1], self.needs.outputs, y.device)
+                out = ChannelStats(y.shape[-1], self.needs.outputs, device=y.device)
                 self.outputs[matrix.name] = out
             self.outputs[matrix.name].add(self._limit(y))
 
@@ -150,7 +154,7 @@ class Collector(TorchFunctionMode):
         if x.dim() > 3:
             x = x.reshape(x.shape[0], -1, x.shape[-1])
         limit = self.needs.token_limit
-        return x if limit is None else limited(x, limit)
+        return x if limit is None else limit_tokens(x, limit)
 
 
 def _other_factors(block: nn.Module, matrices: list[Matrix]) -> dict[int, str]:

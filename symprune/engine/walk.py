@@ -57,6 +57,7 @@ def prune(
     model: nn.Module,
     data: Any,
     recipe: Recipe | None = None,
+    *,
     watch: Watch = lambda *_: None,
     report_error: bool = False,
     base: MaskSet | None = None,
@@ -68,21 +69,32 @@ def prune(
 ) -> Report:
     """Prune `model` in place and say what was done.
 
-    data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
-    themselves, `[samples, length]`, to which nothing is added. report_error also measures every
-    layer's reconstruction error. base are masks made earlier, to be refined instead of made.
-    blocks says where the blocks are, if not in memory, and what else is known of them. held_out are
-    more tokens, which decide nothing: steps that fit the calibration data are watched on them.
-    gram_device is where Gram matrices are kept: with their layer (auto), `cpu` or `disk`.
-    batch_size is how many samples pass a block together; by default one on a CPU, so that not a bit
-    depends on it, and what an accelerator has room for (`memory.batch_size`). In a
-    torch.distributed process group the samples are divided among the processes. The model is
+    In a torch.distributed process group the samples are divided among the processes. The model is
     computed in the type it has: on a CPU that is slow in it, `model.float()` first.
 
-    A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
-    would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
+    Args:
+        model: A causal LM of transformers.
+        data: Its tokenizer, and the recipe says which text to calibrate on; or the calibration
+            tokens themselves, `[samples, length]`, to which nothing is added.
+        recipe: What to do; left out, RIA takes half of every row.
+        watch: Called as the work goes on, see `Watch`.
+        report_error: Also measure every layer's reconstruction error.
+        base: Masks made earlier, to be refined instead of made.
+        blocks: Where the blocks are, if not in memory, and what else is known of them.
+        held_out: More tokens, which decide nothing: steps that fit the calibration data are watched
+            on them.
+        gram_device: Where Gram matrices are kept: with their layer (`auto`), `cpu` or `disk`.
+        tell: Called with sentences about the run.
+        batch_size: How many samples pass a block together; left out, one on a CPU, so that not a
+            bit depends on it, and what an accelerator has room for (`memory.batch_size`).
+
+    Raises:
+        SympruneError: Something given does not fit; the model is as it was.
+        HalfPrunedError: A failure on the way. A model in memory is pruned up to there, for keeping
+            its dense weights would take its memory twice; blocks on disk stay as they were.
     """
     recipe = recipe or Recipe()
+    _check_types(model, recipe)
     needs = decide.needs(recipe, report_error)
     check_supported(getattr(model, "config", None))
     layout = find_layout(model) if blocks is None else blocks.layout
@@ -116,6 +128,15 @@ def prune(
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
     return report
+
+
+def _check_types(model: Any, recipe: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise SympruneError(f"prune takes a model in memory, not a {type(model).__name__}.")
+    if not isinstance(recipe, Recipe):
+        raise SympruneError(
+            f"The recipe is a {type(recipe).__name__}; Recipe.from_dict and Recipe.named make one."
+        )
 
 
 def _check_can_start_from_masks(recipe: Recipe) -> None:

@@ -122,8 +122,9 @@ def prune(
         tell(_describe_memory(opened.streamed, texts, seqlen))
         tell(_say_what_begins(job, progress, len(blocks)))
         report = walk.prune(
-            opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
-            blocks=blocks, held_out=texts.watched, gram_device=job.gram_device, tell=tell,
+            opened.streamed.model, texts.data, job.recipe,
+            watch=meter, report_error=job.report_error, base=base, blocks=blocks,
+            held_out=texts.watched, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.bos = found
         said = [*prepared.notes, *(found.notes if found else ()), *report.notes]

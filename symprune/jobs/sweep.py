@@ -203,8 +203,8 @@ class Sweep:
             self.model,
             data,
             recipe,
-            watch,
-            self.grid.report_error,
+            watch=watch,
+            report_error=self.grid.report_error,
             blocks=Blocks(find_layout(self.model), embedded, self.stored),
             held_out=watched,
         )
