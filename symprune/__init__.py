@@ -2,7 +2,7 @@
 
 `from symprune import prune, Recipe` for the engine; `symprune.scores`, `symprune.masks` and
 `symprune.stats` work alone on any tensors. Names are resolved when first used, so importing the
-package does not import transformers.
+package imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ _HOME = {
     "load": "symprune.checkpoint.load",
     "prune": "symprune.engine.walk",
 }
+_MODULES = (
+    "calibration",
+    "criteria",
+    "errors",
+    "eval",
+    "fed",
+    "masks",
+    "maskset",
+    "recipe",
+    "scores",
+    "stats",
+)
 
 __all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", "prune"]
 
@@ -28,4 +40,10 @@ __all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return import_module(f"symprune.{name}")
     raise AttributeError(f"module 'symprune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES, "__version__"])

@@ -53,7 +53,7 @@ class Pattern:
         return f"{self.n}:{self.m}"
 
 
-def removed(size: int, sparsity: float) -> int:
+def count_removed(size: int, sparsity: float) -> int:
     """`floor(size * sparsity)`, with the sparsity read as the decimal that was typed: 29 % of 100
     is 29, although `100 * 0.29` is a little less in binary."""
     if not 0 <= sparsity < 1:
@@ -63,18 +63,22 @@ def removed(size: int, sparsity: float) -> int:
 
 def keep_by_row(score: Tensor, sparsity: float) -> Tensor:
     """Every row loses exactly `floor(in * sparsity)` weights (Wanda's and DSnoT's way)."""
-    return drop_lowest(score, removed(score.shape[-1], sparsity))
+    return drop_lowest(score, count_removed(score.shape[-1], sparsity))
 
 
 def keep_by_layer(score: Tensor, sparsity: float) -> Tensor:
     """The whole matrix loses exactly `floor(numel * sparsity)` weights (RIA's way)."""
-    return keep_count(score, removed(score.numel(), sparsity), "layer")
+    return keep_count(score, count_removed(score.numel(), sparsity), "layer")
 
 
-def removed_from(rows: int, columns: int, sparsity: float, group: str) -> int:
+def count_removed_from(rows: int, columns: int, sparsity: float, group: str) -> int:
     """How many weights `keep_mask` takes from a matrix."""
     by_row = group == "row"
-    return rows * removed(columns, sparsity) if by_row else removed(rows * columns, sparsity)
+    return (
+        rows * count_removed(columns, sparsity)
+        if by_row
+        else count_removed(rows * columns, sparsity)
+    )
 
 
 def keep_count(score: Tensor, count: int, group: str) -> Tensor:
@@ -127,9 +131,16 @@ def highest_of_groups(score: Tensor, pattern: Pattern) -> Tensor:
 
 
 def keep_mask(
-    score: Tensor, sparsity: float, group: str = "row", pattern: Pattern | None = None
+    score: Tensor, sparsity: float, *, group: str = "row", pattern: Pattern | None = None
 ) -> Tensor:
-    """The keep-mask of a recipe: the pattern if there is one, else `group` at `sparsity`."""
+    """The keep-mask of a recipe: True where a weight stays.
+
+    Args:
+        score: `[out, in]`; the lowest go, of equals those of lower index.
+        sparsity: The fraction of every group that goes, in [0, 1).
+        group: `row`, every row loses the same number, or `layer`, one threshold for the matrix.
+        pattern: N of every M consecutive entries of a row stay; sparsity and group have no say.
+    """
     if pattern is not None:
         return keep_n_of_m(score, pattern)
     if group == "row":

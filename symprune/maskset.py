@@ -7,6 +7,7 @@ it fits any copy of the architecture however it was loaded.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ class MaskSet(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._bits)
 
+    def __repr__(self) -> str:
+        weights = sum(math.prod(shape) for shape in self._shapes.values())
+        return f"MaskSet({len(self)} masks of {weights:,} weights)"
+
     def bits(self, name: str) -> Tensor:
         """A mask as it is stored: eight weights a byte, lowest bit first."""
         self.fetch()
@@ -67,20 +72,32 @@ class MaskSet(Mapping[str, Tensor]):
         self._shapes |= other._shapes
 
     def sparsity(self, name: str | None = None) -> float:
-        """Fraction pruned, of one parameter or of all that have a mask."""
+        """Fraction pruned.
+
+        Args:
+            name: The parameter to look at; left out, all that have a mask.
+        """
         names = list(self) if name is None else [name]
         size = sum(torch.Size(self._shapes[n]).numel() for n in names)
         kept = sum(int(count_true(self[n].flatten())) for n in names)
         return 1 - kept / size if size else 0.0
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file (to `masks.safetensors` when given a folder)."""
+        """Write one safetensors file.
+
+        Args:
+            path: The file, or a folder, where it is called `masks.safetensors`.
+        """
         self.fetch()
         durable.write_tensors(_file(path), self._bits, metadata(self._shapes))
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:
-        """Read what `save` wrote, from the file or the folder it is in."""
+        """Read what `save` wrote.
+
+        Args:
+            path: The file, or the folder it is in.
+        """
         from safetensors import SafetensorError, safe_open
 
         file, masks = _file(path), cls()
@@ -100,7 +117,11 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, model: nn.Module) -> MaskSet:
-        """The masks a pruned model carries in its zeros."""
+        """The masks a pruned model carries in its zeros.
+
+        Args:
+            model: A causal LM of transformers, in memory.
+        """
         from symprune.models.layout import find_layout
 
         masks = cls()
@@ -111,7 +132,11 @@ class MaskSet(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
-        """Set to zero in `model` what these masks prune. Call it again to re-apply."""
+        """Set to zero in a model what these masks prune. Call it again to re-apply.
+
+        Args:
+            model: Any copy of the architecture the masks were made for.
+        """
         parameters = dict(model.named_parameters())
         for name in self:
             if name not in parameters:
@@ -125,7 +150,11 @@ class MaskSet(Mapping[str, Tensor]):
             parameters[name].masked_fill_(~keep.to(parameters[name].device), 0)
 
     def overlap(self, other: MaskSet) -> dict[str, float]:
-        """Per parameter, the kept weights in common as a fraction of those kept by either."""
+        """Per parameter, the kept weights in common as a fraction of those kept by either.
+
+        Args:
+            other: Masks to compare with; parameters that only one has a mask for are left out.
+        """
         result = {}
         for name in self:
             if name in other:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,29 @@ SHIPPED = Path(__file__).parent / "recipes"
 class Recipe:
     """Everything that decides which weights go; two equal recipes give the same bits.
 
-    sparsity is the fraction of every group that goes; a pattern N:M keeps N of every M instead.
-    group is `row` (each output channel loses the same number, Wanda's way) or `layer` (one
-    threshold per matrix, RIA's way and the thesis's Tables 6.2-6.4). allocate says how much each
-    layer gives; left out, all give the same. token_limit bounds what one calibration token counts
-    for: at most that many times the median token's length. bos says whether windows of text begin
-    with BOS, in calibration and evaluation: `auto` (where the model needs it), `always` or `never`.
+    Args:
+        method: The criterion (`symprune methods` lists them), or your own as `module:function`.
+        params: The criterion's parameters, by name.
+        sparsity: The fraction of every group that goes; left out, 0.5, if there is no pattern.
+        pattern: N:M instead: N of every M stay, as in `2:4`.
+        group: `row`, each output channel loses the same number (Wanda's way), or `layer`, one
+            threshold per matrix (RIA's way and the thesis's Tables 6.2-6.4).
+        refine: A refinement of the mask: a name, or a mapping with `name` and options.
+        update: An update of the kept weights, likewise.
+        allocate: How much each layer gives, likewise; left out, all give the same.
+        token_limit: What one calibration token counts for at most, in lengths of the median token.
+        calibration: The text: c4, wikitext2, builtin or a file.
+        nsamples: How many windows of it.
+        seqlen: How many tokens in a window.
+        seed: Of everything random.
+        calibration_seed: Of the choice of windows; left out, `seed`.
+        bos: Whether windows of text begin with BOS, in calibration and evaluation: `auto` (where
+            the model needs it), `always` or `never`.
     """
 
     method: str = "ria"
     params: Mapping[str, Any] = field(default_factory=dict)
+    _: KW_ONLY
     sparsity: float | None = None
     pattern: str | None = None
     group: str = "row"

@@ -54,8 +54,8 @@ def symwanda_general(
     in the layer and y is weighted by it; without it, as printed, the larger of the two scales
     rules.
     """
-    x, y = _balanced(input_norm**alpha, output_norm**beta, balance)
-    return _weigh(weight.abs(), x, y.unsqueeze(1), _sum(squared))
+    x, y = _balance(input_norm**alpha, output_norm**beta, balance)
+    return _weigh(weight.abs(), x, y.unsqueeze(1), _choose_sum(squared))
 
 
 def symwanda(
@@ -72,20 +72,22 @@ def symwanda(
 
     squared and balance as for symwanda-general.
     """
-    x, y = _balanced(input_norm**alpha, output_norm**beta, balance)
-    left = x * inverse(_columns(weight))
-    right = y.unsqueeze(1) * inverse(_rows(weight))
-    return _weigh(weight.abs(), left, right, _sum(squared))
+    x, y = _balance(input_norm**alpha, output_norm**beta, balance)
+    left = x * inverse(_column_norms(weight))
+    right = y.unsqueeze(1) * inverse(_row_norms(weight))
+    return _weigh(weight.abs(), left, right, _choose_sum(squared))
 
 
 def symmetric(weight: Tensor, *, squared: bool = False) -> Tensor:
     """|W| (||W_:i||_2 + ||W_o:||_2) (Corollary 6.3.4, weights alone)"""
-    return _weigh(weight.abs(), _columns(weight, 2), _rows(weight, 2), _sum(squared))
+    return _weigh(
+        weight.abs(), _column_norms(weight, 2), _row_norms(weight, 2), _choose_sum(squared)
+    )
 
 
 def ri(weight: Tensor) -> Tensor:
     """|W| (1/c + 1/r) (Theorem 6.3.5, relative importance)"""
-    return _weigh(weight.abs(), inverse(_columns(weight)), inverse(_rows(weight)))
+    return _weigh(weight.abs(), inverse(_column_norms(weight)), inverse(_row_norms(weight)))
 
 
 def ria(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
@@ -101,12 +103,12 @@ def col_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor
     (50 % per layer) dividing by r gives 83.1 against RIA's 83.4, dividing by c 104.2 against
     Wanda's 98.0. With a `row` group it orders like Wanda, since r is the same for a whole row.
     """
-    return weight.abs().mul_(inverse(_rows(weight))).mul_(input_norm**alpha)
+    return weight.abs().mul_(inverse(_row_norms(weight))).mul_(input_norm**alpha)
 
 
 def row_sum(weight: Tensor, input_norm: Tensor, *, alpha: float = 0.5) -> Tensor:
     """|W| / c x^alpha (Table 6.3, the other half; the thesis's row is our column)"""
-    return weight.abs().mul_(inverse(_columns(weight))).mul_(input_norm**alpha)
+    return weight.abs().mul_(inverse(_column_norms(weight))).mul_(input_norm**alpha)
 
 
 _STRATEGIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -133,7 +135,7 @@ def lp(
         raise SympruneError(f"Method lp takes p = 0, 1, 2, 3, 4 or inf, not {p:g}.")
     if strategy.lower() not in _STRATEGIES:
         raise SympruneError(f"Method lp takes strategy s1, s2, s3 or s4, not {strategy!r}.")
-    norms = _columns(weight, p), _rows(weight, p)
+    norms = _column_norms(weight, p), _row_norms(weight, p)
     return _weigh(weight.abs(), *norms, _STRATEGIES[strategy.lower()]).mul_(input_norm**alpha)
 
 
@@ -157,12 +159,12 @@ def stochria(
     magnitudes = weight.abs()
     tau = max(1, round(beta * min(weight.shape)))
     if sampling == "independent":
-        rows = _sampled_sum(magnitudes, tau, generator)
-        columns = _sampled_sum(magnitudes.T, tau, generator)
+        rows = _sum_sampled(magnitudes, tau, generator)
+        columns = _sum_sampled(magnitudes.T, tau, generator)
     elif sampling == "shared":
         out_channels, in_channels = weight.shape
-        some_columns = _sent(torch.randperm(in_channels, generator=generator)[:tau], weight)
-        some_rows = _sent(torch.randperm(out_channels, generator=generator)[:tau], weight)
+        some_columns = _send(torch.randperm(in_channels, generator=generator)[:tau], weight)
+        some_rows = _send(torch.randperm(out_channels, generator=generator)[:tau], weight)
         rows = magnitudes[:, some_columns].sum(1)
         columns = magnitudes[some_rows].sum(0)
     else:
@@ -172,20 +174,20 @@ def stochria(
     return _weigh(magnitudes, inverse(columns), inverse(rows).unsqueeze(1)).mul_(input_norm**alpha)
 
 
-def _sampled_sum(matrix: Tensor, tau: int, generator: torch.Generator) -> Tensor:
+def _sum_sampled(matrix: Tensor, tau: int, generator: torch.Generator) -> Tensor:
     """The sum of `tau` entries of each row, drawn without replacement: they are drawn, or the
     others if those are fewer."""
     count, size = matrix.shape
-    fewer = _sent(_subsets(count, size, min(tau, size - tau), generator), matrix)
+    fewer = _send(_draw_subsets(count, size, min(tau, size - tau), generator), matrix)
     return (matrix.gather(1, fewer) if 2 * tau <= size else matrix.scatter(1, fewer, 0)).sum(1)
 
 
-def _sent(drawn: Tensor, matrix: Tensor) -> Tensor:
+def _send(drawn: Tensor, matrix: Tensor) -> Tensor:
     """To where the matrix is, without waiting for what is done there."""
     return drawn.to(matrix.device, non_blocking=True)
 
 
-def _subsets(count: int, size: int, tau: int, generator: torch.Generator) -> Tensor:
+def _draw_subsets(count: int, size: int, tau: int, generator: torch.Generator) -> Tensor:
     """`count` independent subsets of `tau` of `size` things, `[count, tau]`, all equally likely.
 
     R. W. Floyd's algorithm, for all subsets at once: the k-th draw is among the first size-tau+k
@@ -208,12 +210,12 @@ def inverse(norm: Tensor) -> Tensor:
     return torch.where(norm >= torch.finfo(norm.dtype).tiny, 1 / norm, torch.zeros_like(norm))
 
 
-def _rows(weight: Tensor, p: float = 1.0) -> Tensor:
+def _row_norms(weight: Tensor, p: float = 1.0) -> Tensor:
     """||W_o:||_p as a column vector."""
     return torch.linalg.vector_norm(weight, ord=p, dim=1, keepdim=True)
 
 
-def _columns(weight: Tensor, p: float = 1.0) -> Tensor:
+def _column_norms(weight: Tensor, p: float = 1.0) -> Tensor:
     """||W_:i||_p as a row vector."""
     return torch.linalg.vector_norm(weight, ord=p, dim=0, keepdim=True)
 
@@ -234,12 +236,12 @@ def _weigh(
     return magnitudes
 
 
-def _sum(squared: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def _choose_sum(squared: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """left + right, or sqrt(left^2 + right^2): the objective with squared norms (appendix E.2)."""
     return torch.hypot if squared else torch.add
 
 
-def _balanced(x: Tensor, y: Tensor, balance: float | None) -> tuple[Tensor, Tensor]:
+def _balance(x: Tensor, y: Tensor, balance: float | None) -> tuple[Tensor, Tensor]:
     """x and y as they are, or both brought to mean 1 and y weighted by `balance`."""
     if balance is None:
         return x, y

@@ -52,7 +52,7 @@ class Needs:
         return GRAM in self.inputs
 
 
-def limited(batch: Tensor, limit: float) -> Tensor:
+def limit_tokens(batch: Tensor, limit: float) -> Tensor:
     """`[..., tokens, channels]` with every token at most `limit` times as long as the median one of
     its sample.
 
@@ -76,12 +76,20 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ChannelStats:
-    """Additive statistics over the channels (the last dimension) of what passes through a layer."""
+    """Additive statistics over the channels (the last dimension) of what passes through a layer.
+
+    Args:
+        channels: How many there are.
+        collect: Which statistics: `square` (for the norm), `moments` (mean and variance), `gram`.
+        device: Where the sums are, and batches are expected.
+        gram_device: Where the Gram matrix is: with the other sums (`auto`), `cpu` or `disk`.
+    """
 
     def __init__(
         self,
         channels: int,
         collect: Iterable[str] = (SQUARE,),
+        *,
         device: torch.device | str = "cpu",
         gram_device: str = "auto",
     ) -> None:

@@ -49,7 +49,7 @@ def build(folder: Path, matrix: str | None = None) -> str:
     facts = ", ".join(f"{name} {version}" for name, version in made.items())
     return page.document(
         str(record.get("origin") or record.get("model", folder.name)),
-        " · ".join(str(record[k]) for k in ("description", "created") if record.get(k)),
+        str(record.get("description") or ""),
         sections,
         f"The run: {facts}." if facts else "",
     )

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from symprune.cli import console
 from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
 
-console = Console()
 LOOK = 1.0  # seconds between two looks at the server's folder
 ASK = 60.0  # seconds between two questions to Flower, each a process, whether the run still runs
 
@@ -69,11 +68,11 @@ def deploy(
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
     if only_prepare:
         deployment.prepare()
-        console.print(f"App, keys and settings are in {deployment.folder}.")
+        console.out.print(f"App, keys and settings are in {deployment.folder}.")
         return
     follow(deployment, f"of {rounds} rounds")
-    console.print(_table(json.loads(deployment.result.read_text())))
-    console.print(f"Model, history and logs are in {deployment.folder}.")
+    console.out.print(_table(json.loads(deployment.result.read_text())))
+    console.out.print(f"Model, history and logs are in {deployment.folder}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:
@@ -82,7 +81,7 @@ def follow(deployment: Deployment, steps: str) -> None:
 
     if deployment.over():
         return
-    with console.status("Starting SuperLink and SuperNodes") as status, running(deployment):
+    with console.out.status("Starting SuperLink and SuperNodes") as status, running(deployment):
         run = deployment.submit()
         status.update(f"Run {run}: waiting for the first round")
         done, asked = -1, time.monotonic()

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from symprune.cli import console
 from symprune.errors import SympruneError
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
+from symprune.machine import durable
 from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
@@ -26,7 +27,6 @@ app = typer.Typer(
 )
 app.command()(prune)
 app.command()(deploy)
-console = Console()
 
 
 @app.command()
@@ -100,10 +100,10 @@ def run(
         checkpoint=checkpoint,
         progress=not quiet,
     )
-    console.print(_result_table(result, problem))
+    console.out.print(_result_table(result, problem))
     if output is not None:
         _write(output, result, problem)
-        console.print(f"History and model are in {output}.")
+        console.out.print(f"History and model are in {output}.")
 
 
 @app.command("list")
@@ -118,7 +118,7 @@ def list_algorithms() -> None:
         first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
         names = ", ".join(options_of(cls))
         table.add_row(name, f"{first}\n[dim]{cls.paper}[/dim]", cls.sends, names)
-    console.print(table)
+    console.out.print(table)
 
 
 @app.command()
@@ -138,17 +138,17 @@ def compare(
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
-    with console.status("") as status:
+    with console.out.status("") as status:
         lines = [run_entry(problem, entry, setting, status.update) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
-    console.print(_summary_table(rows, problem.name))
-    (output / "summary.json").write_text(json.dumps(rows, indent=1))
-    (output / "histories.json").write_text(json.dumps(_histories(lines)))
+    console.out.print(_summary_table(rows, problem.name))
+    durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
+    durable.write_text(output / "histories.json", json.dumps(_histories(lines)))
     from symprune.fed.compare.plots import plot
 
     picture = output / f"{plan.metric}-against-bytes.png"
     plot(lines, plan.metric, problem.clients, picture, title=problem.name)
-    console.print(f"Table, histories and {picture.name} are in {output}.")
+    console.out.print(f"Table, histories and {picture.name} are in {output}.")
 
 
 def _optimum(problem: Problem) -> Any:
@@ -194,13 +194,12 @@ def _make(folder: Path) -> None:
 
 
 def _write(folder: Path, result: Result, problem: Problem) -> None:
-    from safetensors.torch import save_file
-
     content = {
         "algorithm": repr(result.algorithm),
         "problem": problem.name,
         "history": result.history,
     }
-    (folder / "history.json").write_text(json.dumps(content, indent=1))
+    durable.write_text(folder / "history.json", json.dumps(content, indent=1))
     parts = problem.layout.split(result.model)
-    save_file({k: v.contiguous().clone() for k, v in parts.items()}, folder / "model.safetensors")
+    tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+    durable.write_tensors(folder / "model.safetensors", tensors)

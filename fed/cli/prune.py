@@ -141,8 +141,8 @@ def prune(
         nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos,
         calibration=FEDERATED if client else calibration,
     )  # fmt: skip
-    chosen = o.with_step(chosen, "refine", refine, refining.given())
-    noised = o.given(delta=delta, clip=clip)
+    chosen = o.with_step(chosen, "refine", refine, refining.select_given())
+    noised = o.select_given(delta=delta, clip=clip)
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")
@@ -177,7 +177,7 @@ def _deploy(
     console.out.print(_traffic(record["federated"]))
     console.notes([*record["notes"], *_promise(record["federated"])])
     place = deployment.result.parent
-    console.out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(place)
     o.write_json(json_file, record)
 
 
@@ -191,7 +191,7 @@ def _do(job: Any, json_file: Path | None) -> None:
     console.out.print(_traffic(record["federated"]))
     console.out.print(tables.summary(record))
     console.notes([*record["notes"], *_promise(record["federated"])])
-    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(record["output"])
     o.write_json(json_file, record)
 
 

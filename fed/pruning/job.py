@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +13,27 @@ from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_model
 from symprune.engine import bos, walk
-from symprune.engine.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process
 from symprune.fed.pruning.driver import split
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import check_recipe
-from symprune.jobs.pruning import default_output
+from symprune.jobs.preparation import (
+    Tell,
+    add_output,
+    compare,
+    default_held_out,
+    default_output,
+    make_record,
+    prepare,
+    read_held_out,
+)
 from symprune.machine import compute
 from symprune.models import hub
 from symprune.recipe import Recipe
 from symprune.validation import check_choice
 
-Tell = Callable[[str], None]
 REFERENCE_WINDOWS = 16
 
 
@@ -79,9 +85,8 @@ class PruningJob:
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        """What perplexity is measured on: WikiText-2, unless the run is meant to need no hub."""
-        sources = set(self.texts or [self.recipe.calibration])
-        return self.eval_data or ("builtin" if sources == {"builtin"} else "wikitext2",)
+        sources = self.texts or [self.recipe.calibration]
+        return self.eval_data or (default_held_out(sources),)
 
     def tokens(self, tokenizer: Any, seqlen: int) -> list[Tensor]:
         """Every client's calibration tokens. Clients that name one text draw other windows."""
@@ -103,12 +108,8 @@ def prune(
     watch_eval: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Do the job and return its record; without times it is the output's `symprune.json`."""
-    output_folder.check_output(job.folder, job.force)
-    origin = hub.resolve(job.model, job.access)
-    device = hub.pick_device(job.device)
-    seqlen, notes = cap_seqlen(hub.load_config(origin), job.recipe.seqlen)
-    tell(f"Loading the tokenizer of {job.model}")
-    tokenizer = hub.load_tokenizer(origin)
+    prepared = prepare(job, tell)
+    tokenizer, seqlen, device = prepared.tokenizer, prepared.seqlen, prepared.device
     tell(f"Drawing calibration text for {len(job.names)} clients")
     clients = job.tokens(tokenizer, seqlen)
     reference = None
@@ -117,12 +118,10 @@ def prune(
         reference = calibration.calibration_tokens(
             job.reference, tokenizer, REFERENCE_WINDOWS, seqlen, seed
         )
-    texts: dict[str, Tensor] = {}
-    if job.evaluate:
-        for data in job.held_out:
-            texts[data] = calibration.encode(tokenizer, calibration.text(data, "test"))
+    held_out = job.held_out if job.evaluate else ()
+    texts = {data: read_held_out(data, tokenizer) for data in held_out}
     tell(f"Loading {job.model}")
-    model = load_model(origin, job.dtype).to(device)
+    model = load_model(prepared.origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     output_folder.check_room(job.folder, size)
     dtype = model.dtype
@@ -147,34 +146,20 @@ def prune(
     result = prune_in_process(
         model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored
     )
-    result.report.notes[:0] = [*notes, *beginning.notes]
+    result.report.notes[:0] = [*prepared.notes, *beginning.notes]
     result.report.bos = beginning
     pruned = measure("pruned")
-    record = {
-        "model": job.model,
-        "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
-        "revision": hub.version_of(origin),
-        "description": f"{job.recipe.describe()}, {len(clients)} clients",
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **result.to_dict(),
-        "dtype": compute.name_of(dtype),
-        "compute_dtype": compute.name_of(model.dtype),
-        "device": device.type,
-        "perplexity": [
-            {
-                "data": Path(data).name,
-                "dense": dense[data].perplexity,
-                "pruned": after.perplexity,
-                "windows": after.windows,
-                "seqlen": after.seqlen,
-            }
-            for data, after in pruned.items()
-        ],
-    }
+    figures = [
+        compare(Path(data).name, dense[data].to_dict(), after.to_dict())
+        for data, after in pruned.items()
+    ]
+    description = f"{job.recipe.describe()}, {len(clients)} clients"
+    record = make_record(
+        job, prepared, description, result.to_dict(),
+        dtype=dtype, computed=model.dtype, perplexity=figures,
+    )  # fmt: skip
     record["federated"] |= {"clients": job.names, "secure_sum": job.secure}
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
     output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
-    record["output"] = str(job.folder)
-    record["output_bytes"] = output_folder.folder_size(job.folder)
-    return record
+    return add_output(record, job.folder)

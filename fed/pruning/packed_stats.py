@@ -122,7 +122,7 @@ def unpack(
             state[f"{name}_rest"] = packed.rests[at : at + part.channels]
             at += part.channels
         if counts[0] > 0:
-            stats = ChannelStats(part.channels, part.collect, device)
+            stats = ChannelStats(part.channels, part.collect, device=device)
             stats.load(state)
             sides[part.side] |= dict.fromkeys(part.names, stats)
     return sides["inputs"], sides["outputs"]

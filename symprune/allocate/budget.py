@@ -49,7 +49,7 @@ def divide_exactly(layers: list[Layer], wanted: dict[str, float]) -> dict[str, i
     """
     total = sum(layer.removed for layer in layers)
     shift = _find_shift(layers, wanted, total)
-    ideal = [_within(layer, wanted[layer.name] + shift * layer.size) for layer in layers]
+    ideal = [_clamp(layer, wanted[layer.name] + shift * layer.size) for layer in layers]
     counts = [int(value) for value in ideal]
     missing = total - sum(counts)
     step = 1 if missing > 0 else -1
@@ -62,21 +62,21 @@ def divide_exactly(layers: list[Layer], wanted: dict[str, float]) -> dict[str, i
     return {layer.name: count for layer, count in zip(layers, counts, strict=True)}
 
 
-def _within(layer: Layer, count: float) -> float:
+def _clamp(layer: Layer, count: float) -> float:
     return min(max(count, 0.0), float(layer.size))
 
 
 def _find_shift(layers: list[Layer], wanted: dict[str, float], total: int) -> float:
     """By how much every sparsity has to change for the total, found by halving: it only rises."""
 
-    def given(shift: float) -> float:
-        return sum(_within(each, wanted[each.name] + shift * each.size) for each in layers)
+    def total_after(shift: float) -> float:
+        return sum(_clamp(each, wanted[each.name] + shift * each.size) for each in layers)
 
-    if given(0.0) == total:
+    if total_after(0.0) == total:
         return 0.0
     furthest = 1 + max(abs(wanted[each.name]) / each.size for each in layers)
     low, high = -furthest, furthest
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if given(middle) < total else (low, middle)
+        low, high = (middle, high) if total_after(middle) < total else (low, middle)
     return high

@@ -13,7 +13,7 @@ from symprune.errors import SympruneError
 CHOICES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def place(
+def choose_devices(
     streamed: StreamedModel, how: str, max_memory: Mapping[Any, int | str] | None = None
 ) -> list[torch.device]:
     """A device for every block, as accelerate divides the model; blocks it would leave on the disk

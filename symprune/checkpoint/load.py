@@ -26,9 +26,16 @@ from symprune.models.support import auto_class
 
 
 def load(
-    folder: str | Path, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+    folder: str | Path, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
 ) -> Any:
-    """The causal LM in a folder, packed or not, in memory; nothing is written to disk."""
+    """The causal LM in a folder, packed or not, in memory; nothing is written to disk.
+
+    Args:
+        folder: A checkpoint in safetensors, as `save_pretrained` or `symprune pack` leaves it.
+        dtype: `auto`, as it is stored, or float32, bfloat16, float16.
+        device: Where it is put: auto, cpu, cuda, cuda:1, mps, ...
+        trust_remote_code: Whether Python code that comes with the model may run.
+    """
     check_dtype(dtype)
     access = Access(trust_remote_code=trust_remote_code)
     where, origin = Path(folder), resolve(str(folder), access)
@@ -92,10 +99,10 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     if not origin.gguf_file:
         made_by = auto_class(load_config(origin), trusted)
     if origin.is_local and packed_names(Path(origin.path)):
-        return load(origin.path, dtype, trust_remote_code=trusted)
+        return load(origin.path, dtype=dtype, trust_remote_code=trusted)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:
-        options |= {"dtype": "float32" if dtype == "auto" else dtype, **_unpacked()}
+        options |= {"dtype": "float32" if dtype == "auto" else dtype, **_dequantizing_option()}
     model: Any
     try:
         model = made_by.from_pretrained(origin.path, **options)
@@ -109,7 +116,7 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     return model
 
 
-def _unpacked() -> dict[str, Any]:
+def _dequantizing_option() -> dict[str, Any]:
     """The option that makes transformers turn a GGUF file's blocks into plain weights; releases
     without it always do."""
     try:

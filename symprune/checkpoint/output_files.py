@@ -62,15 +62,15 @@ class OutputFiles:
         files = (*self.files.values(), self.masks)
         return all(f.path.is_file() and f.path.stat().st_size == f.header.file_size for f in files)
 
-    def pruned(self) -> Shards:
+    def open_written(self) -> Shards:
         """The tensors written so far."""
         return Shards(self.folder, self.source.files)
 
     def write_block(self, index: int, kept: MaskSet) -> None:
         """The block that is in memory, and its masks, on the disk when this returns."""
         model = self.streamed.model
-        values = {n: self._stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
-        values = self.streamed.names.unmade(values)
+        values = {n: self._to_stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
+        values = self.streamed.names.take_apart(values)
         used = {FILE_NAME: self.masks}
         for key in self.streamed.keys_of_block(index):
             file = self._file_of(key)
@@ -84,7 +84,7 @@ class OutputFiles:
         for file in used.values():
             file.sync()
 
-    def _stored(self, name: str, computed: Tensor, keep: Tensor) -> Tensor:
+    def _to_stored(self, name: str, computed: Tensor, keep: Tensor) -> Tensor:
         """A parameter in the type it is stored in. One that was computed in a type with fewer
         digits gets back those it had, unless it was changed."""
         dtype, narrow = self.streamed.dtype, self.streamed.compute

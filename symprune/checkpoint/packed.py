@@ -145,7 +145,7 @@ class PackedShards(Shards):
     def read(self, name: str) -> Tensor:
         entry, code = self.entries[name], self.codes[name]
         try:
-            data = self._decoded(name)
+            data = self._decode(name)
         except (ValueError, IndexError, KeyError) as error:
             raise self._corrupt(name) from error
         data = np.ascontiguousarray(data)
@@ -163,7 +163,7 @@ class PackedShards(Shards):
         kept = [part for name in names for part in (name, f"{name}:values", f"{name}:places")]
         self.stored.prefetch(kept)
 
-    def _decoded(self, name: str) -> np.ndarray:
+    def _decode(self, name: str) -> np.ndarray:
         entry, how = self.entries[name], self.codes[name].how
         if how == WHOLE:
             return _integers(self.stored.read(name))

@@ -53,7 +53,7 @@ def skeleton(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -
 
 
 @contextmanager
-def _known_inside() -> Iterator[None]:
+def _explain_other_release() -> Iterator[None]:
     """transformers promises nothing about what is used here: a release that has it no more, or not
     yet, is named."""
     try:
@@ -72,7 +72,7 @@ class Names:
         self.model = model
         self.types = types
         self.sources: dict[str, list[tuple[str, str | None]]] = {}
-        with _known_inside():
+        with _explain_other_release():
             self._find_sources(keys)
 
     def _find_sources(self, keys: Iterable[str]) -> None:
@@ -122,18 +122,18 @@ class Names:
     def load(self, tensors: Tensors, parameters: Iterable[str], device: torch.device) -> None:
         """Read parameters (and buffers) and put them into the model."""
         for name in parameters:
-            for target, value in self._made(tensors, name).items():
+            for target, value in self._assemble(tensors, name).items():
                 self._set(target, value, device)
 
     def read(self, tensors: Tensors, name: str) -> Tensor:
         """A parameter as the checkpoint has it, put together if it is in pieces there."""
-        return self._made(tensors, name)[name]
+        return self._assemble(tensors, name)[name]
 
-    def _made(self, tensors: Tensors, name: str) -> dict[str, Tensor]:
+    def _assemble(self, tensors: Tensors, name: str) -> dict[str, Tensor]:
         sources = self.sources[name]
         if sources[0][1] is None:
             return {name: tensors.read(sources[0][0])}
-        with _known_inside():
+        with _explain_other_release():
             rule: Any = deepcopy(self._converters[sources[0][1]])
             for key, pattern in sources:
                 rule.add_tensor(name, key, pattern, lambda key=key: tensors.read(key))
@@ -149,13 +149,13 @@ class Names:
                 f"{name} is {tuple(value.shape)} in the checkpoint, "
                 f"{tuple(there.shape)} by its configuration."
             )
-        value = self._typed(name, value).to(device)
+        value = self._cast(name, value).to(device)
         if leaf in module._buffers:
             module._buffers[leaf] = value
         else:
             module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
 
-    def _typed(self, name: str, value: Tensor) -> Tensor:
+    def _cast(self, name: str, value: Tensor) -> Tensor:
         wide = any(re.search(pattern, name) for pattern in self._wide)
         if wide and value.is_floating_point():
             return value.to(torch.float32)
@@ -163,14 +163,14 @@ class Names:
             return value.to(self.types.stored).to(self.types.computed)
         return value.to(self._made_as[name])
 
-    def unmade(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take_apart(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters under the names, and in the pieces, the checkpoint has them in."""
         plain = {n: v for n, v in values.items() if self.sources[n][0][1] is None}
         found = {self.sources[name][0][0]: value for name, value in plain.items()}
         fused = {name: value for name, value in values.items() if name not in plain}
         if not fused:
             return found
-        with _known_inside():
+        with _explain_other_release():
             from transformers.core_model_loading import revert_weight_conversion
 
             return found | revert_weight_conversion(self.model, fused)

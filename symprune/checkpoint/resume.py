@@ -50,13 +50,13 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
     if not owner:
         yield work
         return
-    with _locked(work, output, restart):
+    with _lock(work, output, restart):
         try:
             yield work
             publish(work / OUTPUT, output.absolute())
             shutil.rmtree(work)
         except BaseException as error:
-            finished = _finished(work)
+            finished = _count_finished(work)
             if finished == 0:
                 shutil.rmtree(work, ignore_errors=True)
             again = f"run the same command again to go on after block {finished}"
@@ -67,7 +67,7 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
 
 
 @contextmanager
-def _locked(work: Path, output: Path, restart: bool) -> Iterator[None]:
+def _lock(work: Path, output: Path, restart: bool) -> Iterator[None]:
     try:
         work.mkdir(parents=True, exist_ok=True)
         file = (work / LOCK).open("w")
@@ -91,7 +91,7 @@ def _clear(work: Path) -> None:
             path.unlink()
 
 
-def _finished(work: Path) -> int:
+def _count_finished(work: Path) -> int:
     try:
         return int(json.loads((work / FILE).read_text())["finished"])
     except (OSError, ValueError, KeyError, TypeError):

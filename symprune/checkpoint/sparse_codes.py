@@ -33,7 +33,7 @@ def choose(kept: np.ndarray, item: int) -> tuple[str, int, int] | None:
     if kept.ndim >= 2 and 0 < count < size:
         for how in (*PATTERNS, *(f"{pattern}T" for pattern in PATTERNS)):
             n, m, bits = _parse(how)
-            oriented = _oriented(kept, how)
+            oriented = _orient(kept, how)
             if oriented.shape[-1] % m or size // m * n * item >= best[1] * item + best[2]:
                 continue
             some = oriented[(slice(8),) * (oriented.ndim - 1)]  # most patterns fail at once
@@ -50,7 +50,7 @@ def encode(data: np.ndarray, how: str) -> tuple[np.ndarray, np.ndarray]:
         return data.reshape(-1)[kept], np.packbits(kept, bitorder="little")
     _, m, bits = _parse(how)
     codes_of, masks = _tables(how.removesuffix("T"))
-    groups = _oriented(data, how).reshape(-1, m)
+    groups = _orient(data, how).reshape(-1, m)
     codes = codes_of[_patterns(nonzero(groups))]
     spread = (codes[:, None] >> np.arange(bits, dtype=np.uint8)) & 1
     return groups[masks[codes]], np.packbits(spread.reshape(-1), bitorder="little")
@@ -83,7 +83,7 @@ def _parse(how: str) -> tuple[int, int, int]:
     return n, m, max(1, (math.comb(m, n) - 1).bit_length())
 
 
-def _oriented(data: np.ndarray, how: str) -> np.ndarray:
+def _orient(data: np.ndarray, how: str) -> np.ndarray:
     return data.swapaxes(-1, -2) if how.endswith("T") else data
 
 

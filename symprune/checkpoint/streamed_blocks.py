@@ -54,7 +54,7 @@ class StreamedBlocks(Blocks):
             activations = forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
         if done.hidden:
             self.states.restore(done.hidden, activations.hidden)
-        written = self.files.pruned()
+        written = self.files.open_written()
         for index in range(done.hidden, done.finished):
             with self.streamed.block(index, written) as block:
                 activations.advance(index, block)

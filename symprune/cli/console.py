@@ -136,6 +136,11 @@ class _WholeSteps(ProgressColumn):
         return Text(f"{int(task.completed)}/{int(task.total or 0)}", style="progress.download")
 
 
+def say_saved(place: object) -> None:
+    """Where a result is."""
+    out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+
+
 def notes(messages: Iterable[str]) -> None:
     """What the user should know about a result."""
     for message in messages:

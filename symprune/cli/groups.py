@@ -62,7 +62,7 @@ class Choosing:
 
         if self.sparsity is not None and self.pattern is not None:
             raise SympruneError("Give --sparsity or --pattern, not both.")
-        changes = o.given(
+        changes = o.select_given(
             method=self.method,
             sparsity=self.sparsity,
             pattern=self.pattern,
@@ -72,7 +72,7 @@ class Choosing:
         chosen = Recipe.named(self.recipe) if self.recipe else Recipe()
         chosen = chosen.with_changes(**changes)
         chosen = o.with_token_limit(chosen, self.token_limit)
-        params = o.given(alpha=self.alpha, beta=self.beta, p=self.p)
+        params = o.select_given(alpha=self.alpha, beta=self.beta, p=self.p)
         params |= parse_assignments(self.set_ or [])
         return chosen.with_changes(params={**chosen.params, **params}) if params else chosen
 
@@ -96,9 +96,9 @@ class Refining:
     refine_alpha: o.RefineAlpha = None
     literal_growth: o.LiteralGrowth = None
 
-    def given(self) -> dict[str, Any]:
+    def select_given(self) -> dict[str, Any]:
         """What was typed, under the names the refinements have for it."""
-        return o.given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+        return o.select_given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def models() -> None:
     """List the short names of models and what they stand for."""
     from symprune.models.hub import SHORT_NAMES, resolve
 
-    table = Table("name", "is")
+    table = Table("name", "stands for")
     for name in SHORT_NAMES:
         origin = resolve(name)
         table.add_row(name, origin.gguf_file + " (installed)" if origin.gguf_file else str(origin))

@@ -24,23 +24,27 @@ def evaluate(
         typer.Option(help="wikitext2, builtin, c4 or a text file. [dim]\\[wikitext2][/dim]"),
     ] = None,
     seqlen: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 2048,
-    windows: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N windows.")
+    ] = None,
     bos: o.Bos = None,
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Zero-shot tasks of lm-eval instead, by comma: boolq,rte,hellaswag,winogrande,"
-            "arc_easy,arc_challenge,openbookqa (all seven: [bold]thesis[/bold])."
+            help="Zero-shot tasks of lm-eval instead, separated by commas: boolq,rte,hellaswag,"
+            "winogrande,arc_easy,arc_challenge,openbookqa (all seven: [bold]thesis[/bold])."
         ),
     ] = None,
     task_data: Annotated[
         Path | None,
-        typer.Option(help="Folder with TASK.jsonl files: no network, the harness's own prompts."),
+        typer.Option(help="Folder of TASK.jsonl files: lm-eval's own prompts without a network."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many questions of each task.")
+        int | None, typer.Option(min=1, help="Use only the first N questions of each task.")
     ] = None,
-    batch_size: Annotated[str, typer.Option(help="auto, or a number; for tasks.")] = "auto",
+    batch_size: Annotated[
+        str, typer.Option(help="Batch size for tasks: auto or a number.")
+    ] = "auto",
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
@@ -50,8 +54,8 @@ def evaluate(
     """Measure a model: perplexity as the papers do, or zero-shot tasks.
 
     For perplexity the held-out text is one long row of tokens, cut into windows that do not
-    overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, accuracies
-    through lm-eval, with standard errors and their mean; and perplexity too if --data is given.
+    overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, lm-eval
+    measures accuracies with standard errors and their mean, and perplexity only if --data is given.
     """
     if not tasks and (task_data or limit or batch_size != "auto"):
         raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
@@ -100,7 +104,7 @@ def inspect(
     json_file: o.JsonFile = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Show how sparse a saved model is: per matrix, the pattern found, and the recipe behind it."""
+    """Show how sparse a saved model is, matrix by matrix, and the recipe that made it."""
     from symprune.checkpoint.record import read_record
     from symprune.eval.tables import percent
     from symprune.jobs.inspect import inspect_folder
@@ -132,7 +136,9 @@ def report(
     source: Annotated[
         Path, typer.Argument(help="A pruned model's folder, or the .jsonl file of a sweep.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
     matrix: Annotated[
         str | None, typer.Option(help="Which matrix to draw. [dim]\\[one in the middle][/dim]")
     ] = None,
@@ -142,4 +148,4 @@ def report(
     from symprune.eval.report import write
 
     page = write(source, output, force=force, matrix=matrix)
-    console.out.print(f"Saved to [bold]{page}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(page)

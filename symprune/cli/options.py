@@ -26,14 +26,14 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 ComputeDtype = Annotated[
     str,
     typer.Option(
-        help="What blocks are computed in, whatever they are stored in: auto, float32, bfloat16 or "
+        help="Type to compute blocks in, whatever they are stored in: auto, float32, bfloat16 or "
         "float16. auto: float32 on a CPU without instructions for the stored type.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Folder to write. [dim]\\[default: MODEL-METHOD-50][/dim]"),
+    typer.Option("--output", "-o", help="Output folder. [dim]\\[default: MODEL-METHOD-50][/dim]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 JsonFile = Annotated[
@@ -65,7 +65,7 @@ SeqLen = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="Of the windows drawn and of random criteria. [dim]\\[default: 0][/dim]",
+        help="Seed of the windows drawn and of random criteria. [dim]\\[default: 0][/dim]",
         rich_help_panel=CALIBRATION,
     ),
 ]
@@ -73,7 +73,7 @@ TokenLimit = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=CALIBRATION,
-        help="A token counts at most this many times as much as the median one; 0: no limit. "
+        help="The most one token may count, as a multiple of the median token; 0: no limit. "
         "[dim]\\[default: the recipe's, else 0][/dim]",
     ),
 ]
@@ -81,7 +81,7 @@ Bos = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=CALIBRATION,
-        help="Windows begin with BOS: auto (where the model needs it), always or never. "
+        help="Whether windows begin with BOS: auto (where the model needs it), always or never. "
         "[dim]\\[default: auto][/dim]",
     ),
 ]
@@ -97,13 +97,15 @@ EvalData = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=EVALUATION,
-        help="Text for it: wikitext2, builtin, c4 or a file. "
+        help="Text to measure it on: wikitext2, builtin, c4 or a file. "
         "[dim]\\[default: wikitext2; builtin with --calibration builtin][/dim]",
     ),
 ]
 EvalWindows = Annotated[
     int | None,
-    typer.Option(min=1, help="Only the first so many windows of it.", rich_help_panel=EVALUATION),
+    typer.Option(
+        min=1, help="Use only the first N windows of that text.", rich_help_panel=EVALUATION
+    ),
 ]
 ReportError = Annotated[
     bool,
@@ -127,7 +129,7 @@ Offload = Annotated[
     typer.Option(
         "--offload-activations",
         metavar="DIR",
-        help="Keep the hidden states in a file there, not in memory.",
+        help="Keep the hidden states in a file in this folder, not in memory.",
         rich_help_panel=SCALE,
     ),
 ]
@@ -135,7 +137,7 @@ BatchSize = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Samples that pass a block together. "
+        help="Samples that pass through a block together. "
         "[dim]\\[1 on a CPU, else what memory allows][/dim]",
         rich_help_panel=SCALE,
     ),
@@ -144,7 +146,7 @@ Restart = Annotated[
     bool,
     typer.Option(
         "--restart",
-        help="Throw away an unfinished run of this output, which is otherwise gone on with.",
+        help="Discard an unfinished run of this output instead of resuming it.",
         rich_help_panel=SCALE,
     ),
 ]
@@ -160,12 +162,14 @@ Log = Annotated[
 REFINEMENT = "Refinement"
 MaxCycles = Annotated[
     int | None,
-    typer.Option(help="Exchanges a row may make. [dim]\\[50][/dim]", rich_help_panel=REFINEMENT),
+    typer.Option(
+        help="Most exchanges in a row of weights. [dim]\\[50][/dim]", rich_help_panel=REFINEMENT
+    ),
 ]
 UpdateThreshold = Annotated[
     float | None,
     typer.Option(
-        help="A row is done when its expected error is below. [dim]\\[0.1][/dim]",
+        help="A row is done once its expected error is below this. [dim]\\[0.1][/dim]",
         rich_help_panel=REFINEMENT,
     ),
 ]
@@ -178,12 +182,15 @@ VarPower = Annotated[
 RefineLayers = Annotated[
     str | None,
     typer.Option(
-        help="attn, mlp or all. [dim]\\[attn; swap: all][/dim]", rich_help_panel=REFINEMENT
+        help="Which matrices to refine: attn, mlp or all. [dim]\\[attn; swap: all][/dim]",
+        rich_help_panel=REFINEMENT,
     ),
 ]
 MaxSwaps = Annotated[
     int | None,
-    typer.Option(help="swap: swaps a row may make. [dim]\\[60][/dim]", rich_help_panel=REFINEMENT),
+    typer.Option(
+        help="swap: most swaps in a row of weights. [dim]\\[60][/dim]", rich_help_panel=REFINEMENT
+    ),
 ]
 UPDATE = "Update of the kept weights"
 UpdateName = Annotated[
@@ -198,13 +205,13 @@ UpdateName = Annotated[
 UpdateIters = Annotated[
     int | None,
     typer.Option(
-        help="lsq: conjugate gradient steps at most. [dim]\\[20][/dim]", rich_help_panel=UPDATE
+        help="lsq: most conjugate gradient steps. [dim]\\[20][/dim]", rich_help_panel=UPDATE
     ),
 ]
 Rounds = Annotated[
     int | None,
     typer.Option(
-        help="lsq: find mask and weights in turn, so many times, with rising sparsity. "
+        help="lsq: how many times to find mask and weights in turn, with rising sparsity. "
         "[dim]\\[1][/dim]",
         rich_help_panel=UPDATE,
     ),
@@ -221,7 +228,7 @@ Allocate = Annotated[
 Spread = Annotated[
     float | None,
     typer.Option(
-        help="How far a layer's sparsity may be from the whole's. "
+        help="How far a layer's sparsity may be from the model's. "
         "[dim]\\[owl 0.08, error 0.1][/dim]",
         rich_help_panel=ALLOCATION,
     ),
@@ -237,14 +244,14 @@ SameSign = Annotated[
     bool | None,
     typer.Option(
         "--same-sign/--no-same-sign",
-        help="Stop a row before its error changes sign. [dim]\\[no][/dim]",
+        help="Stop refining a row before its error changes sign. [dim]\\[no][/dim]",
         rich_help_panel=REFINEMENT,
     ),
 ]
 Accept = Annotated[
     str | None,
     typer.Option(
-        help="published: every exchange. improving: only those that shrink the expected error. "
+        help="published: make all exchanges. improving: only those that shrink the expected error. "
         "[dim]\\[improving][/dim]",
         rich_help_panel=REFINEMENT,
     ),
@@ -261,7 +268,7 @@ GrowRelative = Annotated[
     bool | None,
     typer.Option(
         "--grow-relative/--no-grow-relative",
-        help="r2-dsnot: relative importance in growing.",
+        help="r2-dsnot: use relative importance when growing.",
         rich_help_panel=REFINEMENT,
     ),
 ]
@@ -269,17 +276,21 @@ PruneRelative = Annotated[
     bool | None,
     typer.Option(
         "--prune-relative/--no-prune-relative",
-        help="r2-dsnot: relative importance in pruning.",
+        help="r2-dsnot: use relative importance when pruning.",
         rich_help_panel=REFINEMENT,
     ),
 ]
 Gamma1 = Annotated[
     float | None,
-    typer.Option(help="r2-dsnot: regulariser of growing.", rich_help_panel=REFINEMENT),
+    typer.Option(
+        help="r2-dsnot: weight of the regulariser when growing.", rich_help_panel=REFINEMENT
+    ),
 ]
 Gamma2 = Annotated[
     float | None,
-    typer.Option(help="r2-dsnot: regulariser of pruning.", rich_help_panel=REFINEMENT),
+    typer.Option(
+        help="r2-dsnot: weight of the regulariser when pruning.", rich_help_panel=REFINEMENT
+    ),
 ]
 NormP = Annotated[
     float | None,
@@ -290,7 +301,8 @@ NormP = Annotated[
 RefineAlpha = Annotated[
     float | None,
     typer.Option(
-        help="r2-dsnot: power of the input norm in relative pruning. [dim]\\[0.5][/dim]",
+        help="r2-dsnot: power of the input norm when pruning by relative importance. "
+        "[dim]\\[0.5][/dim]",
         rich_help_panel=REFINEMENT,
     ),
 ]
@@ -330,9 +342,9 @@ Alpha = Annotated[
 ]
 Beta = Annotated[
     float | None,
-    typer.Option(help="stochria: sampled share. symwanda: power of the output norm."),
+    typer.Option(help="stochria: share of weights sampled. symwanda: power of the output norm."),
 ]
-P = Annotated[float | None, typer.Option("--p", help="lp: which norm; inf is one.")]
+P = Annotated[float | None, typer.Option("--p", help="lp: which norm: 0, 1, 2, 3, 4 or inf.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the method."),
@@ -347,7 +359,7 @@ RecipeName = Annotated[
 ]
 
 
-def given(**options: Any) -> dict[str, Any]:
+def select_given(**options: Any) -> dict[str, Any]:
     """The options that were typed."""
     return {name: value for name, value in options.items() if value is not None}
 

@@ -19,9 +19,9 @@ def pack(
     output: Output,
     force: o.Force = False,
 ) -> None:
-    """Store a pruned model in less room: kept weights and one bit a weight, less for N:M.
+    """Store a pruned model in less space: its kept weights and one bit per weight, less for N:M.
 
-    symprune's commands and symprune.load() take the packed folder as it is.
+    symprune's commands and symprune.load() read the packed folder directly.
     """
     from symprune.checkpoint import packed as packing
 

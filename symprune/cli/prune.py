@@ -25,7 +25,9 @@ def prune(
     bos: o.Bos = None,
     refine: Annotated[
         str | None,
-        typer.Option(help="swap, dsnot or r2-dsnot, after masking.", rich_help_panel=o.REFINEMENT),
+        typer.Option(
+            help="Improve the masks: swap, dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT
+        ),
     ] = None,
     max_swaps: o.MaxSwaps = None,
     refining: Refining,
@@ -52,10 +54,12 @@ def prune(
     chosen = choosing.build(
         calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
     )
-    steps = refining.given() | o.given(max_swaps=max_swaps)
+    steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    chosen = o.with_step(chosen, "update", update, o.given(iters=update_iters, rounds=rounds))
-    chosen = o.with_step(chosen, "allocate", allocate, o.given(spread=spread))
+    chosen = o.with_step(
+        chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
+    )
+    chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -67,7 +71,9 @@ def refine_masks(
     masks: Annotated[
         Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
     ],
-    refine: Annotated[str, typer.Option(help="dsnot, r2-dsnot or swap.")] = "dsnot",
+    refine: Annotated[
+        str, typer.Option(help="How to refine them: dsnot, r2-dsnot or swap.")
+    ] = "dsnot",
     max_swaps: o.MaxSwaps = None,
     refining: Refining,
     update: o.UpdateName = None,
@@ -83,19 +89,21 @@ def refine_masks(
 ) -> None:
     """Refine saved masks of a dense model, without training.
 
-    MODEL is the dense model the masks belong to; method, pattern and calibration are those of the
-    run that made the masks, unless given here. What else that run did to reach them is not done
-    again: without --update the kept weights are the dense model's.
+    MODEL is the dense model the masks belong to. Method, pattern and calibration are those of the
+    run that made the masks, unless given here. Its other steps are not repeated: without --update
+    the kept weights have the dense model's values.
     """
     from symprune.jobs import pruning
 
-    changes = o.given(calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos)
+    changes = o.select_given(
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
+    )
     made = pruning.recipe_of(masks)
     chosen = made.with_changes(refine=None, update=None, allocate=None, **changes)
     chosen = o.with_token_limit(chosen, token_limit)
-    steps = refining.given() | o.given(max_swaps=max_swaps)
+    steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    fitting = o.given(iters=update_iters, select=False if update == "sparsegpt" else None)
+    fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
     chosen = o.with_step(chosen, "update", update, fitting)
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
@@ -120,7 +128,7 @@ def _do(job: Any, json_file: Path | None) -> None:
         console.out.print(tables.errors_by_kind(record["layers"]))
     console.out.print(tables.summary(record))
     console.notes(record["notes"])
-    console.out.print(f"Saved to [bold]{record['output']}[/bold]", highlight=False, soft_wrap=True)
+    console.say_saved(record["output"])
     o.write_json(json_file, record)
 
 
@@ -131,19 +139,23 @@ def sweep(
     grid: Annotated[
         Path,
         typer.Option(
-            help="YAML: lists of methods, sparsities, patterns, groups, alphas, betas, seeds and "
-            "refinements; nsamples, seqlen, calibration, bos, eval_data and eval_windows for all."
+            help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds "
+            "and refinements to combine; nsamples, seqlen, calibration, bos, eval_data and "
+            "eval_windows apply to every combination."
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Results, one JSON line per cell; resumes.")
+        Path,
+        typer.Option(
+            "--output", "-o", help="Results, one JSON line per cell; an existing file is continued."
+        ),
     ] = Path("sweep.jsonl"),
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
     loading: Loading,
 ) -> None:
-    """Prune a model in many ways and compare; finished cells are never done twice.
+    """Prune a model in many ways and compare the results; finished cells are not repeated.
 
     [bold]Example grid[/bold]
 

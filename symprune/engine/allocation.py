@@ -37,7 +37,7 @@ def divide_budget(
                 if name in measured.choosing or name not in measured.inputs:
                     continue  # stays dense, or gives its equal share: nothing is known of it
                 rows, columns = weight.shape
-                removed = masks.removed_from(rows, columns, sparsity, recipe.group)
+                removed = masks.count_removed_from(rows, columns, sparsity, recipe.group)
                 layer = budget.Layer(name, index, rows, columns, removed)
                 outputs = measured.outputs.get(name)
                 output_norm = weight.new_ones(rows).float() if outputs is None else outputs.norm

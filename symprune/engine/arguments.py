@@ -90,7 +90,7 @@ class Arguments:
             if place is not None:
                 kept = self._differing.get(place)
                 if isinstance(kept, list):
-                    return _moved(kept[samples.start], device)
+                    return _move(kept[samples.start], device)
                 return (value if kept is None else kept[samples.start : samples.stop]).to(device)
             if type(value) in (tuple, list):
                 return type(value)(pick(item) for item in value)
@@ -135,7 +135,7 @@ def _equal(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _move(value: Any, device: torch.device) -> Any:
     """A sample's own tensor on the device; of a mapping, its content: it stays the same mapping."""
     if isinstance(value, Tensor):
         return value.to(device)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.trace import Trace
 from symprune.models.matrices import ROUTER_NAMES, Matrix
-from symprune.stats import SQUARE, ChannelStats, Needs, limited
+from symprune.stats import SQUARE, ChannelStats, Needs, limit_tokens
 
 # function -> where its two factors stand among its arguments
 _PRODUCTS: dict[Any, tuple[int, int]] = {
@@ -104,18 +104,18 @@ class Collector(TorchFunctionMode):
     ) -> Iterator[tuple[Matrix, Tensor, Tensor]]:
         """The matrices in x @ weight with their inputs and outputs: one, or one of each piece."""
         if weight.dim() == 2:
-            matrix = self._known(weight)
+            matrix = self._find_matrix(weight)
             if matrix is not None:
                 yield matrix, x, y
         elif weight.dim() == 3 and x.dim() == 3 and weight.data_ptr() in self.matrices:
             for number, piece in enumerate(weight):
-                matrix = self._known(piece)
+                matrix = self._find_matrix(piece)
                 if matrix is not None:
                     # A token that is not for this expert stands as zeros in its place.
                     there = x[number].any(1)
                     yield matrix, x[number][there], y[number][there]
 
-    def _known(self, weight: Tensor) -> Matrix | None:
+    def _find_matrix(self, weight: Tensor) -> Matrix | None:
         """The matrix this factor, `[in, out]`, is, if it is one as a whole."""
         matrix = self.matrices.get(weight.data_ptr())
         if matrix is not None:
@@ -133,24 +133,28 @@ class Collector(TorchFunctionMode):
             if stats is None:
                 stats = next((s for tensor, s in self._fed if tensor is x), None)
                 if stats is None:
-                    collect = self.needs.inputs
-                    stats = ChannelStats(x.shape[-1], collect, x.device, self.gram_device)
+                    stats = ChannelStats(
+                        x.shape[-1],
+                        self.needs.inputs,
+                        device=x.device,
+                        gram_device=self.gram_device,
+                    )
                 self.inputs[matrix.name] = stats
             if all(s is not stats or tensor is not x for tensor, s in self._fed):
-                stats.add(self._measured(x))
+                stats.add(self._limit(x))
                 self._fed.append((x, stats))
         if self.needs.outputs:
             if matrix.name not in self.outputs:
-                out = ChannelStats(y.shape[-1], self.needs.outputs, y.device)
+                out = ChannelStats(y.shape[-1], self.needs.outputs, device=y.device)
                 self.outputs[matrix.name] = out
-            self.outputs[matrix.name].add(self._measured(y))
+            self.outputs[matrix.name].add(self._limit(y))
 
-    def _measured(self, x: Tensor) -> Tensor:
+    def _limit(self, x: Tensor) -> Tensor:
         """`[samples, tokens, channels]`, with no token longer than it may be."""
         if x.dim() > 3:
             x = x.reshape(x.shape[0], -1, x.shape[-1])
         limit = self.needs.token_limit
-        return x if limit is None else limited(x, limit)
+        return x if limit is None else limit_tokens(x, limit)
 
 
 def _other_factors(block: nn.Module, matrices: list[Matrix]) -> dict[int, str]:

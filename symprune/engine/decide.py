@@ -99,7 +99,7 @@ def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> T
         return masks.keep_nested(score, recipe.n_of_m, share)
     if removed is None:
         rows, columns = score.shape
-        removed = masks.removed_from(rows, columns, recipe.target_sparsity, recipe.group)
+        removed = masks.count_removed_from(rows, columns, recipe.target_sparsity, recipe.group)
     if share < 1 and recipe.group == "row":  # whole rows on the way
         return masks.drop_lowest(score, int(share * removed) // len(score))
     return masks.keep_count(score, int(share * removed) if share < 1 else removed, recipe.group)

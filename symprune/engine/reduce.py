@@ -46,6 +46,10 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: s
             continue
         done.update(names)
         met = [table[name] for name in names if name in table]
-        stats = met[0] if met else ChannelStats(channels, collect, device, gram_device)
+        stats = (
+            met[0]
+            if met
+            else ChannelStats(channels, collect, device=device, gram_device=gram_device)
+        )
         stats.all_reduce()
         table |= dict.fromkeys(names, stats)

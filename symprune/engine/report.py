@@ -40,9 +40,15 @@ class LayerReport:
         return {**plain, "sparsity": self.sparsity, **self.figures}
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
-    """What a run did: per layer, in total, and the masks."""
+    """What a run did: per layer, in total, and the masks.
+
+    recipe: what was asked for. seqlen: how long the windows of text were. layers: what happened to
+    each matrix. masks: what was kept. seconds: how long each stage took. peak_memory: in bytes.
+    parameters: the model's weights, prunable or not. notes: sentences the user should read. bos:
+    what was decided about BOS, if text was read.
+    """
 
     recipe: Recipe
     seqlen: int
@@ -53,6 +59,12 @@ class Report:
     parameters: int = 0
     notes: list[str] = field(default_factory=list)
     bos: Bos | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({self.recipe.describe()}: {self.removed:,} of {self.prunable:,} weights "
+            f"removed, {len(self.layers)} matrices)"
+        )
 
     @property
     def prunable(self) -> int:

@@ -11,6 +11,7 @@ from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
 from symprune.engine import bos
 from symprune.engine.bos import Bos
 from symprune.errors import SympruneError
+from symprune.machine import host
 from symprune.models.hub import max_length
 from symprune.recipe import Recipe
 from symprune.stats import Needs
@@ -22,11 +23,16 @@ def read_tokens(
     """The tokens to calibrate on and those that watch, what the user should know of them, and what
     was decided about BOS. data is a tokenizer, or calibration tokens to take as they are."""
     if isinstance(data, Tensor):
-        if data.dim() != 2 or data.numel() == 0:
-            raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
+        check_tokens(data, model)
         if held_out is not None and held_out.shape[1:] != data.shape[1:]:
             raise SympruneError("Held-out tokens must be as long as the calibration tokens.")
         return data, held_out, [], None
+    if not callable(data) and (data is not None or reads_text(recipe, needs)):
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise SympruneError(
+            "The data to calibrate on is a tokenizer or a [samples, length] tensor of token ids, "
+            f"not {kind}."
+        )
     if not reads_text(recipe, needs):
         return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, [], None
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
@@ -35,6 +41,21 @@ def read_tokens(
     tokens = begin_with(tokens, found.token)
     held_out = None if held_out is None else begin_with(held_out, found.token)
     return tokens, held_out, [*notes, *found.notes], found
+
+
+def check_tokens(tokens: Tensor, model: nn.Module) -> None:
+    """Fail where tokens are no ids of the model's vocabulary: an accelerator would not say why."""
+    if tokens.dim() != 2 or tokens.numel() == 0:
+        raise SympruneError("Calibration tokens must be a filled [samples, length] tensor.")
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool:
+        raise SympruneError(f"Calibration tokens must be whole numbers, not {tokens.dtype}.")
+    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator,union-attr]
+    lowest, highest = (int(value) for value in host.bring([tokens.min(), tokens.max()]))
+    if lowest < 0 or highest >= vocabulary:
+        wrong = lowest if lowest < 0 else highest
+        raise SympruneError(
+            f"Calibration token {wrong} is not in the model's vocabulary of {vocabulary:,}."
+        )
 
 
 def reads_text(recipe: Recipe, needs: Needs) -> bool:

@@ -57,6 +57,7 @@ def prune(
     model: nn.Module,
     data: Any,
     recipe: Recipe | None = None,
+    *,
     watch: Watch = lambda *_: None,
     report_error: bool = False,
     base: MaskSet | None = None,
@@ -68,21 +69,32 @@ def prune(
 ) -> Report:
     """Prune `model` in place and say what was done.
 
-    data is a tokenizer, and the recipe says which text to calibrate on, or the calibration tokens
-    themselves, `[samples, length]`, to which nothing is added. report_error also measures every
-    layer's reconstruction error. base are masks made earlier, to be refined instead of made.
-    blocks says where the blocks are, if not in memory, and what else is known of them. held_out are
-    more tokens, which decide nothing: steps that fit the calibration data are watched on them.
-    gram_device is where Gram matrices are kept: with their layer (auto), `cpu` or `disk`.
-    batch_size is how many samples pass a block together; by default one on a CPU, so that not a bit
-    depends on it, and what an accelerator has room for (`memory.batch_size`). In a
-    torch.distributed process group the samples are divided among the processes. The model is
+    In a torch.distributed process group the samples are divided among the processes. The model is
     computed in the type it has: on a CPU that is slow in it, `model.float()` first.
 
-    A failure on the way leaves a model in memory pruned up to there, for keeping its dense weights
-    would take its memory twice; `HalfPrunedError` says so. Blocks on disk stay as they were.
+    Args:
+        model: A causal LM of transformers.
+        data: Its tokenizer, and the recipe says which text to calibrate on; or the calibration
+            tokens themselves, `[samples, length]`, to which nothing is added.
+        recipe: What to do; left out, RIA takes half of every row.
+        watch: Called as the work goes on, see `Watch`.
+        report_error: Also measure every layer's reconstruction error.
+        base: Masks made earlier, to be refined instead of made.
+        blocks: Where the blocks are, if not in memory, and what else is known of them.
+        held_out: More tokens, which decide nothing: steps that fit the calibration data are watched
+            on them.
+        gram_device: Where Gram matrices are kept: with their layer (`auto`), `cpu` or `disk`.
+        tell: Called with sentences about the run.
+        batch_size: How many samples pass a block together; left out, one on a CPU, so that not a
+            bit depends on it, and what an accelerator has room for (`memory.batch_size`).
+
+    Raises:
+        SympruneError: Something given does not fit; the model is as it was.
+        HalfPrunedError: A failure on the way. A model in memory is pruned up to there, for keeping
+            its dense weights would take its memory twice; blocks on disk stay as they were.
     """
     recipe = recipe or Recipe()
+    _check_types(model, recipe)
     needs = decide.needs(recipe, report_error)
     check_supported(getattr(model, "config", None))
     layout = find_layout(model) if blocks is None else blocks.layout
@@ -102,7 +114,7 @@ def prune(
             blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
         plan = replace(plan, stored=blocks.stored)
         if recipe.allocation is not None:
-            with _timed(report, "allocate"):
+            with _time(report, "allocate"):
                 counts = blocks.once(
                     "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
                 )
@@ -111,11 +123,20 @@ def prune(
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
-        with _half_pruned(layout, report) if blocks.in_memory else nullcontext():
+        with _say_how_much_is_pruned(layout, report) if blocks.in_memory else nullcontext():
             _walk(layout, blocks, tokens, report, plan, watch, tell)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
     return report
+
+
+def _check_types(model: Any, recipe: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise SympruneError(f"prune takes a model in memory, not a {type(model).__name__}.")
+    if not isinstance(recipe, Recipe):
+        raise SympruneError(
+            f"The recipe is a {type(recipe).__name__}; Recipe.from_dict and Recipe.named make one."
+        )
 
 
 def _check_can_start_from_masks(recipe: Recipe) -> None:
@@ -153,7 +174,7 @@ def _walk(
     def ticker(stage: str, index: int) -> forward.Tick:
         return lambda done: watch(stage, index, count, done, samples, "")
 
-    with _timed(report, "embed"):
+    with _time(report, "embed"):
         begin = tokens if plan.needs else None
         first, activations = blocks.begin(begin, report, ticker("embed", 0))
 
@@ -162,12 +183,12 @@ def _walk(
         found = layout.matrices(index)
         measured = watched = Collector()
         if activations is not None:
-            with _timed(report, "collect"):
+            with _time(report, "collect"):
                 if plan.needs.gram and index == first:
-                    tell(_gram_memory(activations, index, block, found, plan))
+                    tell(_check_gram_memory(activations, index, block, found, plan))
                 tick = ticker("collect", index)
                 measured, watched = _collect(activations, index, block, found, plan, tick)
-        with _timed(report, "mask"):
+        with _time(report, "mask"):
             kept = prune_block(
                 found,
                 measured,
@@ -177,9 +198,9 @@ def _walk(
                 lambda n: watch("mask", index, count, n, len(found), found[n].name),
             )
         if activations is not None and index + 1 < count:
-            with _timed(report, "advance"):
+            with _time(report, "advance"):
                 activations.advance(index, block, ticker("advance", index))
-        with _timed(report, "keep"):
+        with _time(report, "keep"):
             blocks.finish(index, report, kept, activations)
 
     for index in range(first, count):
@@ -189,7 +210,7 @@ def _walk(
 
 
 @contextmanager
-def _half_pruned(layout: Layout, report: Report) -> Iterator[None]:
+def _say_how_much_is_pruned(layout: Layout, report: Report) -> Iterator[None]:
     """An error says how much of the model is pruned already; the last block may be so in part."""
     try:
         yield
@@ -230,7 +251,7 @@ def _collect(
     return measured, watched
 
 
-def _gram_memory(
+def _check_gram_memory(
     activations: forward.Activations, index: int, block: nn.Module, found: list[Matrix], plan: Plan
 ) -> str:
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
@@ -339,7 +360,7 @@ def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> st
 
 
 @contextmanager
-def _timed(report: Report, stage: str) -> Iterator[None]:
+def _time(report: Report, stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -60,7 +60,7 @@ def evaluate(
         source = open_shards(folder)
         computed = compute.pick(compute_dtype, stored_dtype(dtype, config, source), where)
         streamed = StreamedModel(source, config, dtype, where, trusted, computed)
-        found = _as_pruned(folder, begin) or bos.decide(
+        found = _read_bos(folder, begin) or bos.decide(
             begin, tokenizer, config, streamed_perplexity.losses_of(streamed)
         )
         at_once = streamed_perplexity.windows_at_once(streamed, seqlen, 1)
@@ -79,7 +79,7 @@ def evaluate(
     }
 
 
-def _as_pruned(folder: Path, begin: str) -> Bos | None:
+def _read_bos(folder: Path, begin: str) -> Bos | None:
     """What was decided when the model in a folder was pruned: what was measured on the dense model
     need not come out of the pruned one."""
     record = read_record(folder) if begin == "auto" else None

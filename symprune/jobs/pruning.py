@@ -6,8 +6,6 @@ that was interrupted goes on where it was (`checkpoint.resume`).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint import output_folder, resume
-from symprune.checkpoint.device_map import place
+from symprune.checkpoint.device_map import choose_devices
 from symprune.checkpoint.load import load_model, local_folder
 from symprune.checkpoint.output_files import OutputFiles
 from symprune.checkpoint.packed import open_shards, weight_files
@@ -28,18 +26,25 @@ from symprune.checkpoint.tensor_files import Shards
 from symprune.engine import bos, decide, walk
 from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Bos
-from symprune.engine.tokens import cap_seqlen, draw_tokens, reads_text
+from symprune.engine.tokens import draw_tokens, reads_text
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import Meter, Show
+from symprune.jobs.preparation import (
+    Tell,
+    Tick,
+    add_output,
+    compare,
+    default_held_out,
+    default_output,
+    make_record,
+    prepare,
+    read_held_out,
+)
 from symprune.machine import compute, distributed, memory, offload
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
 from symprune.models import hub
 from symprune.recipe import Recipe
-from symprune.validation import check_choice
-
-Tell = Callable[[str], None]
-Tick = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,17 +77,7 @@ class Job:
 
     @property
     def held_out(self) -> str:
-        """What perplexity is measured on: WikiText-2, unless the run is meant to need no hub."""
-        return self.eval_data or (
-            "builtin" if self.recipe.calibration == "builtin" else "wikitext2"
-        )
-
-
-def default_output(model: str, recipe: Recipe) -> str:
-    """`smollm2-135m-ria-50` or `smollm2-135m-ria-2of4`, in the current folder."""
-    name = Path(model).name.removesuffix(".gguf")
-    amount = recipe.pattern.replace(":", "of") if recipe.pattern else f"{recipe.sparsity:.0%}"
-    return re.sub(r"[^\w.+-]+", "-", f"{name}-{recipe.method}-{amount.rstrip('%')}")
+        return self.eval_data or default_held_out([self.recipe.calibration])
 
 
 def prune(
@@ -93,27 +88,22 @@ def prune(
 ) -> dict[str, Any]:
     """Do the job and return its record; without times it is `symprune.json` in the output folder.
 
-    Whatever can fail cheaply comes first: the output folder, the texts, then the model.
+    Whatever can fail cheaply comes first: the settings, the texts, then the model.
     """
-    output_folder.check_output(job.folder, job.force)
-    hub.check_dtype(job.dtype)
-    check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
-    origin = hub.resolve(job.model, job.access)
     memory.return_large_blocks()
-    device = distributed.start(hub.pick_device(job.device))
+    prepared = prepare(job, tell)
+    origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
+    device = distributed.start(prepared.device)
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
-    config = hub.load_config(origin)
-    version = hub.version_of(origin)
-    seqlen, notes = cap_seqlen(config, job.recipe.seqlen)
-    tell(f"Loading the tokenizer of {job.model}")
-    tokenizer = hub.load_tokenizer(origin)
-    texts = _read(job, tokenizer, seqlen, tell)
+    texts = _read_texts(job, tokenizer, seqlen, tell)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.restart, owner) as work:
-        computed = compute.pick(job.compute_dtype, _stored(job, origin, config), device)
-        facts = _facts(job, origin, version, computed, texts.data, base, device)
+        computed = compute.pick(
+            job.compute_dtype, _stored_dtype(job, origin, prepared.config), device
+        )
+        facts = _facts(job, origin, prepared.revision, computed, texts.data, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
@@ -125,31 +115,26 @@ def prune(
         blocks.at_once = job.batch_size or blocks.once(
             "batch size", lambda: opened.streamed.batch_size(seqlen)
         )
-        found = _bos(job, opened.streamed, tokenizer, blocks, texts)
-        texts = texts.begun(found)
+        found = _decide_bos(job, opened.streamed, tokenizer, blocks, texts)
+        texts = texts.begin_with(found)
         ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
         dense = blocks.once(f"dense {ruler}", ruler.measure)
-        tell(_memory(opened.streamed, texts, seqlen))
-        tell(_begins(job, progress, len(blocks)))
+        tell(_describe_memory(opened.streamed, texts, seqlen))
+        tell(_say_what_begins(job, progress, len(blocks)))
         report = walk.prune(
-            opened.streamed.model, texts.data, job.recipe, meter, job.report_error, base,
-            blocks=blocks, held_out=texts.watched, gram_device=job.gram_device, tell=tell,
+            opened.streamed.model, texts.data, job.recipe,
+            watch=meter, report_error=job.report_error, base=base, blocks=blocks,
+            held_out=texts.watched, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.bos = found
-        said = [*notes, *(found.notes if found else ()), *report.notes]
+        said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
         report.notes[:] = list(dict.fromkeys(said))
-        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.pruned()))
-        record = {
-            "model": job.model,
-            "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
-            "revision": version,
-            "description": job.recipe.describe(),
-            **report.to_dict(),
-            "dtype": compute.name_of(opened.streamed.dtype),
-            "compute_dtype": compute.name_of(computed),
-            "device": device.type,
-            "perplexity": _compare(job.held_out, dense, pruned),
-        }
+        pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.open_written()))
+        figures = [] if dense is None or pruned is None else [compare(job.held_out, dense, pruned)]
+        record = make_record(
+            job, prepared, job.recipe.describe(), report.to_dict(),
+            dtype=opened.streamed.dtype, computed=computed, perplexity=figures,
+        )  # fmt: skip
         if owner:
             tell(f"Writing {job.folder}")
             files.write_rest()
@@ -159,9 +144,7 @@ def prune(
             write_record(files.folder, record)
     meter.close()
     distributed.wait()
-    record["output"] = str(job.folder)
-    record["output_bytes"] = output_folder.folder_size(job.folder)
-    return record
+    return add_output(record, job.folder)
 
 
 @dataclass(frozen=True)
@@ -173,7 +156,7 @@ class _Opened:
     streamed: StreamedModel
 
 
-def _stored(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
+def _stored_dtype(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
     """The type of the output's weights."""
     if origin.gguf_file:
         return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
@@ -203,7 +186,7 @@ def _open(
     trusted = job.access.trust_remote_code
     streamed = StreamedModel(shards, config, job.dtype, device, trusted, computed)
     if job.device_map is not None:
-        streamed.place(place(streamed, job.device_map))
+        streamed.place(choose_devices(streamed, job.device_map))
     return _Opened(folder, shards, streamed)
 
 
@@ -261,7 +244,7 @@ class _Texts:
     held_out: Tensor | None = None
     bos: int | None = None
 
-    def begun(self, found: Bos | None) -> _Texts:
+    def begin_with(self, found: Bos | None) -> _Texts:
         """The same with BOS in front of every window, if that was found to be right."""
         if found is None or found.token is None:
             return self
@@ -272,32 +255,32 @@ class _Texts:
         return _Texts(data, watched, self.held_out, found.token)
 
 
-def _read(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
+def _read_texts(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
     data, watched, held_out = tokenizer, None, None
     needs = decide.needs(job.recipe, job.report_error)
     if reads_text(job.recipe, needs):
         tell(f"Drawing calibration text from {job.recipe.calibration}")
         data, watched = draw_tokens(tokenizer, job.recipe, needs, seqlen)
     if job.evaluate:
-        held_out = calibration.encode(tokenizer, calibration.text(job.held_out, "test"))
+        held_out = read_held_out(job.held_out, tokenizer)
     return _Texts(data, watched, held_out)
 
 
-def _bos(
+def _decide_bos(
     job: Job, streamed: StreamedModel, tokenizer: Any, blocks: StreamedBlocks, texts: _Texts
 ) -> Bos | None:
     """Whether windows begin with BOS, decided once for a run; None if there are no windows."""
     if not isinstance(texts.data, Tensor) and texts.held_out is None:
         return None
 
-    def decided() -> dict[str, Any]:
+    def decide_once() -> dict[str, Any]:
         losses = streamed_perplexity.losses_of(streamed)
         return bos.decide(job.recipe.bos, tokenizer, streamed.model.config, losses).to_dict()
 
-    return Bos(**blocks.once("bos", decided))
+    return Bos(**blocks.once("bos", decide_once))
 
 
-def _memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
+def _describe_memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
     """What type blocks are computed in, and what they and the hidden states take in it."""
     which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
     block = max(
@@ -311,7 +294,7 @@ def _memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
     return f"{said}, {states / 1e6:,.1f} MB for the hidden states" if samples else said
 
 
-def _begins(job: Job, progress: resume.Progress, blocks: int) -> str:
+def _say_what_begins(job: Job, progress: resume.Progress, blocks: int) -> str:
     if progress.finished:
         return f"Going on after block {progress.finished} of {blocks}: {job.recipe.describe()}"
     return f"Pruning: {job.recipe.describe()}"
@@ -354,12 +337,3 @@ def recipe_of(masks: Path) -> Recipe:
         return Recipe.from_dict(record["recipe"])
     found = MaskSet.load(masks)
     return Recipe(pattern=find_pattern(found[next(iter(found))]))
-
-
-def _compare(
-    data: str, dense: dict[str, float] | None, pruned: dict[str, float] | None
-) -> list[dict[str, Any]]:
-    if dense is None or pruned is None:
-        return []
-    entry = {"data": data, "dense": dense["perplexity"], "pruned": pruned["perplexity"]}
-    return [{**entry, "windows": pruned["windows"], "seqlen": pruned["seqlen"]}]

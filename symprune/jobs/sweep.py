@@ -163,7 +163,7 @@ class Sweep:
             if key in done:
                 continue
             if dense is None:
-                self._begin = self._decided()
+                self._begin = self._decide_bos()
                 dense = self._perplexity(held_out, seqlen, tick)
             try:
                 done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
@@ -203,8 +203,8 @@ class Sweep:
             self.model,
             data,
             recipe,
-            watch,
-            self.grid.report_error,
+            watch=watch,
+            report_error=self.grid.report_error,
             blocks=Blocks(find_layout(self.model), embedded, self.stored),
             held_out=watched,
         )
@@ -233,7 +233,7 @@ class Sweep:
         windows, first = self.grid.eval_windows, self._begin.token
         return perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
 
-    def _decided(self) -> Bos:
+    def _decide_bos(self) -> Bos:
         """Whether windows begin with BOS: one answer for all cells, from the dense model."""
         losses = bos.in_memory(self.model)
         return bos.decide(self.grid.bos, self.tokenizer, self.model.config, losses)

@@ -36,17 +36,17 @@ def check_supported(config: Any) -> None:
     kind = str(getattr(config, "model_type", ""))
     if any(getattr(part, "is_encoder_decoder", False) for part in (config, _text_part(config))):
         raise SympruneError(
-            f"{_named(config)} is an encoder-decoder; symprune prunes decoders, which predict the "
-            "next token from those before it."
+            f"{_name_of(config)} is an encoder-decoder; symprune prunes decoders, which predict "
+            "the next token from those before it."
         )
     decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
     if kind in MASKED and not (decodes and kind in CAUSAL):
         raise SympruneError(
-            f"{_named(config)} is an encoder: it fills in masked tokens and has no perplexity; "
+            f"{_name_of(config)} is an encoder: it fills in masked tokens and has no perplexity; "
             "symprune prunes decoders, which predict the next token from those before it."
         )
     if kind in REFUSED:
-        raise SympruneError(f"{_named(config)} cannot be pruned: {REFUSED[kind]}")
+        raise SympruneError(f"{_name_of(config)} cannot be pruned: {REFUSED[kind]}")
 
 
 def auto_class(config: Any, trust_remote_code: bool = False) -> Any:
@@ -71,7 +71,7 @@ def auto_class(config: Any, trust_remote_code: bool = False) -> Any:
     if sees:
         return AutoModelForImageTextToText
     raise SympruneError(
-        f"{_named(config)} is not a language model that transformers can generate text with."
+        f"{_name_of(config)} is not a language model that transformers can generate text with."
     )
 
 
@@ -81,7 +81,7 @@ def _text_part(config: Any) -> Any:
     return config if find is None else find()
 
 
-def _named(config: Any) -> str:
+def _name_of(config: Any) -> str:
     """`BertForMaskedLM (bert)`, as a configuration calls its model."""
     names = getattr(config, "architectures", None) or [type(config).__name__]
     return f"{names[0]} ({getattr(config, 'model_type', '')})"

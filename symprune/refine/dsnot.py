@@ -276,10 +276,10 @@ class _Rows:
 
     def _select(self, rows: Tensor, side: int) -> None:
         grow_key, prune_key = self._keys(rows, SIDES[side])
-        columns, length = _first(grow_key, self.cycles)
+        columns, length = _select_first(grow_key, self.cycles)
         self.grow_list[side, rows], self.grow_length[side, rows] = columns, length
         if self.pattern is None:
-            columns, length = _first(prune_key.neg_(), self.cycles)
+            columns, length = _select_first(prune_key.neg_(), self.cycles)
             self.prune_list[side, rows], self.prune_length[side, rows] = columns, length
 
     def _keys(self, rows: Tensor, sign: float) -> tuple[Tensor, Tensor]:
@@ -319,7 +319,7 @@ class _Rows:
         if self.keys.gamma2:
             kept = (self.weight * self.base)[rows]
             norm = torch.linalg.vector_norm(kept, ord=self.keys.norm_p, dim=1, keepdim=True)
-            prune = prune + self.keys.gamma2 * _without(weight, norm, kept, self.keys.norm_p)
+            prune = prune + self.keys.gamma2 * _norm_without(weight, norm, kept, self.keys.norm_p)
         free = self.base[rows.unsqueeze(1), columns] & self.keep[rows.unsqueeze(1), columns]
         prune = prune.masked_fill(~free | (helps >= 0), torch.inf)
         value, place = prune.min(dim=1)
@@ -331,15 +331,15 @@ class _Rows:
         return inverse(kept.sum(1, keepdim=True)), inverse(kept.sum(0))
 
 
-def _first(key: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _select_first(key: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The columns of the `count` largest keys of each row, best first, and how many are candidates.
     Equal keys come in the order of their index."""
-    columns = _largest(key, count).sort(dim=1).values
+    columns = _select_largest(key, count).sort(dim=1).values
     values, order = key.gather(1, columns).sort(dim=1, descending=True, stable=True)
     return columns.gather(1, order), (values > -torch.inf).sum(1)
 
 
-def _largest(key: Tensor, count: int) -> Tensor:
+def _select_largest(key: Tensor, count: int) -> Tensor:
     """The columns of the `count` largest keys of each row, of equals those of lower index.
 
     `topk` may take any of several equals at the end of its list, so a row where that is in question
@@ -364,13 +364,13 @@ def norm_after(weight: Tensor, keep: Tensor, p: float, grow: bool) -> Tensor:
     kept = weight * keep
     norm = torch.linalg.vector_norm(kept, ord=p, dim=1, keepdim=True)
     if not grow:
-        return _without(weight, norm, kept, p)
+        return _norm_without(weight, norm, kept, p)
     if p == torch.inf:
         return torch.maximum(norm.expand_as(weight), weight.abs())
     return (norm**p + weight.abs() ** p) ** (1 / p)
 
 
-def _without(weight: Tensor, norm: Tensor, kept: Tensor, p: float) -> Tensor:
+def _norm_without(weight: Tensor, norm: Tensor, kept: Tensor, p: float) -> Tensor:
     """The p-norm of a row whose kept weights `kept` have the p-norm `norm`, without one of them."""
     if p == torch.inf:
         largest = kept.abs().topk(min(2, kept.shape[1]), dim=1).values

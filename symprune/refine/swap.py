@@ -132,7 +132,7 @@ def _swap_rows(
     at_once = max(1, candidates // 2)
     look_every = host.steps_between_looks(weight.device)
     for number, done in enumerate(range(0, max_swaps, at_once)):
-        few = _few(places, pull, gram, shrink)
+        few = _choose_few(places, pull, gram, shrink)
         steps = min(max_swaps - done, at_once)
         flip, gain = _swap_among(few, SMALLEST_GAIN * error, steps, places.paired)
         error -= gain
@@ -153,7 +153,7 @@ def _swap_rows(
     return result[:, :columns]
 
 
-def _few(places: Anywhere | InGroups, pull: Tensor, gram: Tensor, shrink: float) -> _Few:
+def _choose_few(places: Anywhere | InGroups, pull: Tensor, gram: Tensor, shrink: float) -> _Few:
     index, cost = places.find(pull)
     grow, prune = index.chunk(2, 1)
     value = torch.cat([places.weight.gather(1, grow), -places.weight.gather(1, prune)], 1)

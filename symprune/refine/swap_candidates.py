@@ -91,7 +91,7 @@ class InGroups:
         places = torch.arange(m, device=weight.device).unsqueeze(1)
         self.sign = torch.where(places < n, 1.0, -1.0).to(weight.dtype)
         self.ridge = 1 + shrink * self.sign
-        self.order = _kept_first(keep, n, m)
+        self.order = _order_kept_first(keep, n, m)
         self.signed, self.alone, self.cross = self._prices(self.order)
 
     def _prices(self, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,7 +156,7 @@ class InGroups:
         )
 
 
-def _kept_first(keep: Tensor, n: int, m: int) -> Tensor:
+def _order_kept_first(keep: Tensor, n: int, m: int) -> Tensor:
     """The columns of every group of M, the kept ones first: `[rows, m, groups]`."""
     rows, columns = keep.shape
     kept = keep.view(rows, -1, m).transpose(1, 2)

@@ -43,7 +43,7 @@ def alternate(
     """The weights and the mask after `rounds` rounds of `iters` conjugate gradient steps each, the
     last one of `last_iters`, or fewer when `tolerance` of its first residual is reached."""
     weight = weight.float()
-    damped_gram = DampedGram.damped(gram.to(weight.device), damping, shrink)
+    damped_gram = DampedGram.from_gram(gram.to(weight.device), damping, shrink)
     towards = inverse(damped_gram.diagonal)
     fitted, pull = weight.clone(), torch.zeros_like(weight)
     for number in range(1, rounds + 1):

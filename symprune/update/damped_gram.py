@@ -21,7 +21,7 @@ class DampedGram:
     added: Tensor
 
     @classmethod
-    def damped(cls, gram: Tensor, damping: float, shrink: float) -> DampedGram:
+    def from_gram(cls, gram: Tensor, damping: float, shrink: float) -> DampedGram:
         """R is `damping` times the mean of G's diagonal, so that nothing is singular, and `shrink`
         times the diagonal itself, as channels are less correlated than few tokens say."""
         diagonal = gram.diagonal()

@@ -96,7 +96,7 @@ def least_squares(
     Stops after `iters`, or when every row's residual is below `tolerance` times what it was.
     """
     weight = weight.float()
-    damped_gram = DampedGram.damped(gram.to(weight.device), damping, shrink)
+    damped_gram = DampedGram.from_gram(gram.to(weight.device), damping, shrink)
     fitted = weight * keep
     damped_gram.descend(weight, fitted, keep, iters, tolerance)
     return fitted

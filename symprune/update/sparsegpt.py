@@ -13,7 +13,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.machine import host
-from symprune.masks import Pattern, drop_ordered, highest_of_groups, removed
+from symprune.masks import Pattern, count_removed, drop_ordered, highest_of_groups
 from symprune.stats import GRAM, ChannelStats
 from symprune.update.alternating import MaskOf
 from symprune.validation import check_positive
@@ -102,7 +102,7 @@ def sparsegpt(
         local, upper = weight[:, start:end].clone(), inverted[start:end, start:end]
         if keep is None and pattern is None:
             saliency = local**2 / upper.diagonal() ** 2
-            dropped = removed(saliency.numel(), sparsity)
+            dropped = count_removed(saliency.numel(), sparsity)
             chosen[:, start:end] = drop_ordered(saliency.flatten(), dropped).view(saliency.shape)
         errors = torch.zeros_like(local)
         for j in range(end - start):

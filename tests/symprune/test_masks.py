@@ -38,10 +38,10 @@ def test_the_lowest_go_and_equals_go_by_index(score: Tensor, data: st.DataObject
 @given(scores_with_ties(), st.floats(0, 0.999))
 def test_counts_are_exact_for_rows_and_layers(score: Tensor, sparsity: float) -> None:
     by_row = masks.keep_by_row(score, sparsity)
-    assert (~by_row).sum(1).tolist() == [masks.removed(score.shape[1], sparsity)] * len(score)
+    assert (~by_row).sum(1).tolist() == [masks.count_removed(score.shape[1], sparsity)] * len(score)
     by_layer = masks.keep_by_layer(score, sparsity)
-    assert int((~by_layer).sum()) == masks.removed(score.numel(), sparsity)
-    flat = sorted_keep(score.flatten(), masks.removed(score.numel(), sparsity))
+    assert int((~by_layer).sum()) == masks.count_removed(score.numel(), sparsity)
+    flat = sorted_keep(score.flatten(), masks.count_removed(score.numel(), sparsity))
     assert torch.equal(by_layer, flat.view(score.shape))
 
 
@@ -89,8 +89,8 @@ def test_other_dtypes_select_the_same_way(dtype: torch.dtype) -> None:
 
 
 def test_a_sparsity_means_the_decimal_that_was_typed() -> None:
-    assert masks.removed(100, 0.29) == 29 and int(100 * 0.29) == 28
-    assert masks.removed(7, 0.5) == 3
+    assert masks.count_removed(100, 0.29) == 29 and int(100 * 0.29) == 28
+    assert masks.count_removed(7, 0.5) == 3
 
 
 def test_a_pattern_is_found_again() -> None:
@@ -133,4 +133,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(SympruneError, match="bytes"):
         masks.unpack_bits(torch.zeros(3, dtype=torch.uint8), (5, 5))
     with pytest.raises(SympruneError, match="group"):
-        masks.keep_mask(score, 0.5, "column")
+        masks.keep_mask(score, 0.5, group="column")

@@ -205,7 +205,7 @@ def test_stochria_sums_exactly_tau_entries(sampling: str) -> None:
 @pytest.mark.parametrize("tau", [1, 2, 3, 4])
 def test_every_subset_is_equally_likely(tau: int) -> None:
     digits = torch.tensor([[1.0, 10.0, 100.0, 1000.0, 10000.0]]).expand(20000, 5)
-    sums = scores._sampled_sum(digits, tau, torch.Generator().manual_seed(0))
+    sums = scores._sum_sampled(digits, tau, torch.Generator().manual_seed(0))
     found, counts = sums.unique(return_counts=True)
     subsets = {float(sum(s)) for s in itertools.combinations(digits[0].tolist(), tau)}
     assert set(found.tolist()) == subsets

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, limited
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, limit_tokens
 
 ALL = (SQUARE, MOMENTS, GRAM)
 
@@ -41,7 +41,7 @@ def assert_same(left: ChannelStats, right: ChannelStats) -> None:
 
 def test_the_statistics_are_their_definitions(device: torch.device) -> None:
     x = torch.randn(5, 11, 6, device=device) + 0.5
-    stats = ChannelStats(6, ALL, device)
+    stats = ChannelStats(6, ALL, device=device)
     stats.add(x)
     wide = x.double()
     norm, variance = (wide**2).sum(1).mean(0).sqrt(), wide.var(1, correction=0).mean(0)
@@ -176,7 +176,7 @@ def test_a_limit_shortens_long_tokens_and_leaves_the_others(device: torch.device
     x = torch.nn.functional.normalize(torch.randn(3, 9, 6, device=device), dim=-1)
     x[0, 0] *= 500
     x[1, 4] *= 1.9
-    bounded = limited(x, 2.0)
+    bounded = limit_tokens(x, 2.0)
     assert torch.equal(bounded[1:], x[1:]) and torch.equal(bounded[0, 1:], x[0, 1:])
     torch.testing.assert_close(bounded[0, 0].norm(), torch.tensor(2.0, device=device))
     torch.testing.assert_close(bounded[0, 0] * 250, x[0, 0])
@@ -185,14 +185,14 @@ def test_a_limit_shortens_long_tokens_and_leaves_the_others(device: torch.device
 def test_a_limit_is_each_samples_own_and_knows_empty_and_broken_tokens() -> None:
     x = torch.randn(2, 5, 4)
     x[1] *= 100
-    torch.testing.assert_close(limited(x, 1.5)[1], limited(x[1:], 1.5)[0])
+    torch.testing.assert_close(limit_tokens(x, 1.5)[1], limit_tokens(x[1:], 1.5)[0])
     zeros = torch.zeros(1, 5, 4)
     zeros[0, 2] = 1.0
-    assert torch.equal(limited(zeros, 2.0), zeros)
-    assert limited(torch.zeros(0, 4), 2.0).shape == (0, 4)
-    assert limited(torch.full((1, 3, 4), float("inf")), 2.0).isfinite().sum() == 0
+    assert torch.equal(limit_tokens(zeros, 2.0), zeros)
+    assert limit_tokens(torch.zeros(0, 4), 2.0).shape == (0, 4)
+    assert limit_tokens(torch.full((1, 3, 4), float("inf")), 2.0).isfinite().sum() == 0
     x[0, 3, 1] = float("nan")
-    assert limited(x, 2.0)[0, 3].isnan().any()
+    assert limit_tokens(x, 2.0)[0, 3].isnan().any()
 
 
 def test_a_samples_sum_of_squares_is_an_fp32_number_however_long_it_is(

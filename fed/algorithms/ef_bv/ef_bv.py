@@ -1,9 +1,11 @@
-"""EF-BV (thesis chapter 2, Algorithm 1, Theorems 2.4.1 and 2.4.2, appendix A).
+"""EF-BV and its special cases EF21 and DIANA (thesis chapter 2, Algorithm 1, section 2.3, Theorems
+2.4.1 and 2.4.2, appendix A).
 
 Every worker sends `d_i = C_i(grad f_i(x) - h_i)`; the control variates `h_i` learn the gradients at
 the optimum, so the compression error vanishes there. Two scalings: `lam` for the control variates,
-`nu` for the gradient estimate `g = h + nu mean d_i`. EF21 and DIANA (`ef21_diana.py`) choose them
-otherwise.
+`nu` for the gradient estimate `g = h + nu mean d_i`. EF21 has nu = lam, so its estimate is the mean
+of the control variates; DIANA has nu = 1, so its estimate is unbiased when the compressor is. Both
+have step sizes of their own.
 """
 
 from __future__ import annotations
@@ -114,6 +116,44 @@ class EFBV(SampledClients):
 
     def follow(self, memory: State, received: Received, replies: Received, turn: Turn) -> State:
         return {"h": memory["h"] + given(self.lam) * self.weight(turn) * replies["d"]}
+
+
+@register
+@dataclass(frozen=True)
+class EF21(EFBV):
+    """EF-BV with nu = lam; its step size knows nothing of averaging over workers (r_av = r)."""
+
+    name = "ef21"
+    paper = "EF21, as in EF-BV (thesis chapter 2), section 2.3 and Table A.2"
+
+    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
+        lam = noise.best_scaling if self.lam is None else self.lam
+        return lam, lam if self.nu is None else self.nu
+
+    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
+        return super().step(constants, noise, noise.omega)
+
+
+@register
+@dataclass(frozen=True)
+class DIANA(EFBV):
+    """EF-BV with nu = 1 and unbiased compression, with DIANA's own, larger step size."""
+
+    name = "diana"
+    paper = "DIANA, as in EF-BV (thesis chapter 2), section 2.3 and appendix A"
+    compressor: str = "rand-k:0.1"
+
+    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
+        lam = 1 / (1 + noise.omega) if self.lam is None else self.lam
+        return lam, 1.0 if self.nu is None else self.nu
+
+    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
+        """`1 / (L_max (1 + (1+sqrt 2)^2 omega_av))`; the theorem is for unbiased compressors, a
+        biased one falls back to EF-BV's step. (The text prints omega_max; the proof has
+        omega_av.)"""
+        if noise.eta > 0 or self.l1 or self.nonconvex:
+            return super().step(constants, noise, omega_av)
+        return 1 / (constants.L_max * (1 + (1 + math.sqrt(2)) ** 2 * omega_av))
 
 
 def remainder(scaling: float, eta: float, omega: float) -> float:

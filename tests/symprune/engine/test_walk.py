@@ -298,7 +298,12 @@ def test_the_memory_of_gram_matrices_is_said_before_the_first_block() -> None:
     for where in ("auto", "cpu", "disk"):
         told.clear()
         walk.prune(
-            families.model(), families.tokens(), recipe, watch, gram_device=where, tell=told.append
+            families.model(),
+            families.tokens(),
+            recipe,
+            watch=watch,
+            gram_device=where,
+            tell=told.append,
         )
         assert told == [
             f"Gram matrices: 4 a block, 0 MB of {'disk' if where == 'disk' else 'memory'}"

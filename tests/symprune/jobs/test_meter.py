@@ -137,14 +137,14 @@ def test_blocks_are_divided_among_devices_as_accelerate_does(tmp_path: Path) -> 
     streamed = StreamedModel(Shards(tmp_path), AutoConfig.from_pretrained(tmp_path))
     block = sum(p.numel() for p in streamed.layout.blocks[0].parameters()) * 4
     room = {0: 4 * block, 1: 4 * block, "cpu": 10**9}
-    devices = device_map.place(streamed, "sequential", room)
+    devices = device_map.choose_devices(streamed, "sequential", room)
     assert len(devices) == 6
     assert [str(device) for device in devices] == sorted(str(device) for device in devices)
     assert {str(device) for device in devices} >= {"cuda:0", "cuda:1"}
-    small = device_map.place(streamed, "auto", {"cpu": 10**9})
+    small = device_map.choose_devices(streamed, "auto", {"cpu": 10**9})
     assert {str(device) for device in small} == {"cpu"}
     with pytest.raises(SympruneError, match="Unknown device map 'spread'"):
-        device_map.place(streamed, "spread")
+        device_map.choose_devices(streamed, "spread")
 
 
 def test_the_device_map_of_one_device_changes_nothing(tiny_folder: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_gram_matrices_kept_elsewhere_are_added_up_on_the_accelerator(
     monkeypatch.setattr(stats, "SENT", 60)  # three rows of 20
     x = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
     with PretendDevice():
-        found = ChannelStats(20, {SQUARE, MOMENTS, GRAM}, DEVICE, gram_device)
+        found = ChannelStats(20, {SQUARE, MOMENTS, GRAM}, device=DEVICE, gram_device=gram_device)
         found.add(x.to(DEVICE))
         found.all_reduce()
         gram, norm = found.gram.cpu(), found.norm.cpu()

@@ -69,7 +69,7 @@ def test_more_samples_are_no_more_waits() -> None:
 
 def layer(size: int = 32) -> tuple[Tensor, ChannelStats]:
     generator = torch.Generator().manual_seed(0)
-    stats = ChannelStats(size, {SQUARE, MOMENTS, GRAM}, DEVICE)
+    stats = ChannelStats(size, {SQUARE, MOMENTS, GRAM}, device=DEVICE)
     x = torch.randn(2, 64, size, generator=generator)
     stats.add((x + x.roll(1, 2) + 0.1).to(DEVICE))
     return torch.randn(size, size, generator=generator).to(DEVICE), stats

@@ -246,10 +246,10 @@ def test_relative_importance_enters_growing_or_pruning_or_both() -> None:
 
 def test_equal_keys_are_taken_by_index() -> None:
     key = torch.tensor([[1.0, 3.0, 3.0, 3.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]])
-    columns, length = dsnot._first(key, 3)
+    columns, length = dsnot._select_first(key, 3)
     assert columns.tolist() == [[1, 2, 3], [5, 4, 3]] and length.tolist() == [3, 3]
     nothing = torch.full((1, 4), -torch.inf)
-    assert dsnot._first(nothing, 3)[1].tolist() == [0]
+    assert dsnot._select_first(nothing, 3)[1].tolist() == [0]
 
 
 def test_devices_agree(device: torch.device) -> None:

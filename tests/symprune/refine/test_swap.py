@@ -66,7 +66,7 @@ def test_the_error_never_rises_and_counts_stay(pattern: Pattern | None, tokens: 
     """Also with fewer tokens than channels, where G is singular."""
     weight, x = problem(24, 48, tokens)
     score = weight.abs() * x.norm(dim=0)
-    keep = masks.keep_mask(score, 0.5, "layer" if pattern is None else "row", pattern)
+    keep = masks.keep_mask(score, 0.5, group="layer" if pattern is None else "row", pattern=pattern)
     size = 48 if pattern is None else pattern.m
     before, errors = keep, [row_errors(x, weight, keep)]
     for _ in range(12):
@@ -86,7 +86,7 @@ def test_rows_in_parts_give_what_rows_together_give(pattern: Pattern | None) -> 
     """The masks, not the sums behind them: those may be rounded otherwise in a product of another
     shape, but among so few weights no two swaps are that close."""
     weight, x = problem(600, 16)
-    keep = masks.keep_mask(weight.abs(), 0.5, "row", pattern)
+    keep = masks.keep_mask(weight.abs(), 0.5, pattern=pattern)
     gram = x.T @ x
     parts = zip(weight.split(100), keep.split(100), strict=True)
     apart = torch.cat([swap(w, k, gram, pattern=pattern) for w, k in parts])
@@ -96,7 +96,7 @@ def test_rows_in_parts_give_what_rows_together_give(pattern: Pattern | None) -> 
 @pytest.mark.parametrize("pattern", [None, Pattern(2, 4), Pattern(1, 4), Pattern(4, 8)])
 def test_rows_stop_where_no_swap_lowers_the_error(pattern: Pattern | None) -> None:
     weight, x = problem(7, 16)
-    keep = masks.keep_mask(weight.abs(), 0.5, "row", pattern)
+    keep = masks.keep_mask(weight.abs(), 0.5, pattern=pattern)
     got = swap(weight, keep, x.T @ x, max_swaps=400, candidates=16, pattern=pattern)
     size = 16 if pattern is None else pattern.m
     assert torch.equal(got.view(-1, size).sum(1), keep.view(-1, size).sum(1))
@@ -136,7 +136,7 @@ def test_dead_channels_are_given_up_for_living_ones() -> None:
 def test_with_shrinking_neither_error_rises(pattern: Pattern | None) -> None:
     weight, x = problem(24, 48, 60)
     gram, shrink = x.T @ x, 0.8
-    keep = masks.keep_mask(weight.abs() * x.norm(dim=0), 0.5, "row", pattern)
+    keep = masks.keep_mask(weight.abs() * x.norm(dim=0), 0.5, pattern=pattern)
 
     def shrunk_errors(mask: Tensor) -> Tensor:
         lost = (weight * ~mask).double()

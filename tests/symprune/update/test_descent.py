@@ -75,7 +75,7 @@ def assert_no_row_is_worse(after: Tensor, before: Tensor, began: Tensor) -> None
 def test_no_number_of_steps_makes_a_row_worse(kind: str, damping: float) -> None:
     weight = normal(24, CHANNELS, seed=0)
     keep = masks.keep_by_row(weight.abs(), 0.5)
-    damped_gram = DampedGram.damped(GRAMS[kind](CHANNELS, 1), damping, 0.0)
+    damped_gram = DampedGram.from_gram(GRAMS[kind](CHANNELS, 1), damping, 0.0)
     began = before = errors(damped_gram, weight, weight * keep)
     for iters in ITERS:
         fitted = weight * keep
@@ -103,7 +103,7 @@ def test_no_mask_and_no_gram_makes_a_row_worse(
 ) -> None:
     weight = normal(6, channels, seed=seed)
     keep = torch.rand(6, channels, generator=torch.Generator().manual_seed(seed)) < share
-    damped_gram = DampedGram.damped(GRAMS[kind](channels, seed), 10**exponent, 0.0)
+    damped_gram = DampedGram.from_gram(GRAMS[kind](channels, seed), 10**exponent, 0.0)
     fitted = weight * keep
     began = errors(damped_gram, weight, fitted)
     damped_gram.descend(weight, fitted, keep, iters)

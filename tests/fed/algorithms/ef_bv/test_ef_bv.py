@@ -12,8 +12,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
-from symprune.fed.algorithms.ef_bv.ef21_diana import EF21
-from symprune.fed.algorithms.ef_bv.ef_bv import EFBV, largest_step, remainder
+from symprune.fed.algorithms.ef_bv.ef_bv import EF21, EFBV, largest_step, remainder
 from symprune.fed.compressors import Comp, best_scaling, top_k
 from symprune.fed.problems.datasets import breast_cancer
 from symprune.fed.problems.make import make_problem

@@ -1,0 +1,124 @@
+"""What every pruning job does before and after the pruning itself, whoever has the text: the part
+that `prune` and `fed prune` share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from symprune import calibration
+from symprune.checkpoint.output_folder import check_output, folder_size
+from symprune.engine.tokens import cap_seqlen
+from symprune.machine import compute
+from symprune.models import hub
+from symprune.recipe import Recipe
+from symprune.validation import check_choice
+
+Tell = Callable[[str], None]
+Tick = Callable[[int, int], None]
+
+
+class Request(Protocol):
+    """What a command was asked to do, whichever it is."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def force(self) -> bool: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def compute_dtype(self) -> str: ...
+    @property
+    def access(self) -> hub.Access: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job whose settings are known to be good, and its model without weights."""
+
+    origin: hub.Origin
+    revision: str | None
+    config: Any
+    tokenizer: Any
+    device: torch.device
+    seqlen: int
+    notes: list[str]
+
+
+def prepare(job: Request, tell: Tell) -> Prepared:
+    """Whatever can fail cheaply comes first: the output folder, the settings, then the model."""
+    check_output(job.folder, job.force)
+    hub.check_dtype(job.dtype)
+    check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
+    origin, device = hub.resolve(job.model, job.access), hub.pick_device(job.device)
+    config = hub.load_config(origin)
+    seqlen, notes = cap_seqlen(config, job.recipe.seqlen)
+    tell(f"Loading the tokenizer of {job.model}")
+    tokenizer = hub.load_tokenizer(origin)
+    return Prepared(origin, hub.version_of(origin), config, tokenizer, device, seqlen, notes)
+
+
+def default_output(model: str, recipe: Recipe) -> str:
+    """`smollm2-135m-ria-50` or `smollm2-135m-ria-2of4`, in the current folder."""
+    name = Path(model).name.removesuffix(".gguf")
+    amount = recipe.pattern.replace(":", "of") if recipe.pattern else f"{recipe.sparsity:.0%}"
+    return re.sub(r"[^\w.+-]+", "-", f"{name}-{recipe.method}-{amount.rstrip('%')}")
+
+
+def default_held_out(calibrated_on: Iterable[str]) -> str:
+    """What perplexity is measured on: WikiText-2, unless the run is meant to need no hub."""
+    return "builtin" if set(calibrated_on) == {"builtin"} else "wikitext2"
+
+
+def read_held_out(data: str, tokenizer: Any) -> Tensor:
+    """The text perplexity is measured on, as one row of tokens."""
+    return calibration.encode(tokenizer, calibration.text(data, "test"))
+
+
+def compare(data: str, dense: Mapping[str, Any], pruned: Mapping[str, Any]) -> dict[str, Any]:
+    """Perplexity before and after, as the record has it."""
+    entry = {"data": data, "dense": dense["perplexity"], "pruned": pruned["perplexity"]}
+    return {**entry, "windows": pruned["windows"], "seqlen": pruned["seqlen"]}
+
+
+def make_record(
+    job: Request,
+    prepared: Prepared,
+    description: str,
+    report: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    computed: torch.dtype,
+    perplexity: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What was done; without times it is `symprune.json` in the output folder."""
+    origin = prepared.origin
+    return {
+        "model": job.model,
+        "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
+        "revision": prepared.revision,
+        "description": description,
+        **report,
+        "dtype": compute.name_of(dtype),
+        "compute_dtype": compute.name_of(computed),
+        "device": prepared.device.type,
+        "perplexity": perplexity,
+    }
+
+
+def add_output(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The record with where the model is and what it takes there."""
+    return {**record, "output": str(folder), "output_bytes": folder_size(folder)}
