@@ -15,15 +15,18 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.machine import host
 
 BlockInputs = tuple[tuple[Any, ...], dict[str, Any]]
 Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 class Arguments:
-    """The arguments of every block; made from the first sample's, the others' are added.
+    """The arguments of every block.
 
-    allocate(shape, dtype, device) makes the room for what differs, if not in memory.
+    They are made from the first sample's; all others' are compared with those, and what differs is
+    kept in a second pass over the samples. allocate(shape, dtype, device) makes the room for it, if
+    not in memory.
     """
 
     def __init__(
@@ -34,10 +37,9 @@ class Arguments:
         self._allocate = allocate
         self._first = list(_leaves(first))
         self._places = {id(leaf): place for place, leaf in enumerate(self._first)}
-        self._differing: dict[int, Tensor | list[Any]] = {}
-        for place, leaf in enumerate(self._first):
-            if not isinstance(leaf, Tensor):
-                self._differing[place] = [leaf]
+        self._own = {p for p, leaf in enumerate(self._first) if not isinstance(leaf, Tensor)}
+        self._equal: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor | list[Any]] = {}
 
     @property
     def carry_state(self) -> bool:
@@ -47,40 +49,57 @@ class Arguments:
     @property
     def stack(self) -> bool:
         """Whether several samples' arguments can be given to a block at once."""
-        return not any(isinstance(kept, list) for kept in self._differing.values())
+        return not any(isinstance(kept, list) for kept in self._kept.values())
 
-    def add(self, sample: int, blocks: list[BlockInputs]) -> None:
-        """The arguments of the next sample."""
+    def compare(self, blocks: list[BlockInputs]) -> None:
+        """Hold another sample's arguments against the first one's; nobody waits for the answer."""
+        for place, leaf in enumerate(self._check(blocks)):
+            first = self._first[place]
+            if leaf is first or place in self._own:
+                continue
+            if leaf.shape != first.shape or leaf.dtype != first.dtype:
+                self._own.add(place)
+            else:
+                equal = (leaf == first).all()
+                self._equal[place] = self._equal.get(place, equal) & equal
+
+    def differ(self) -> bool:
+        """Whether a sample has arguments of its own, which are still to be kept; asked once."""
+        answers = zip(self._equal, host.bring(list(self._equal.values())), strict=True)
+        self._own |= {place for place, equal in answers if not equal}
+        self._equal.clear()
+        return bool(self._own)
+
+    def keep(self, sample: int, blocks: list[BlockInputs]) -> None:
+        """Keep what is a sample's own; samples come in order."""
+        leaves = self._check(blocks)
+        for place in self._own:
+            leaf, kept = leaves[place], self._kept.get(place)
+            if sample == 0:
+                kept = self._kept[place] = self._make_room(leaf)
+            elif isinstance(kept, Tensor) and kept.shape[1:] != leaf.shape[1:]:
+                kept = self._kept[place] = [kept[i : i + 1] for i in range(sample)]
+            if isinstance(kept, Tensor):
+                kept[sample : sample + 1] = leaf.to(kept.device)
+            elif kept is not None:
+                kept.append(leaf)
+
+    def _check(self, blocks: list[BlockInputs]) -> list[Any]:
         leaves = list(_leaves(blocks))
         if len(leaves) != len(self._first):
             raise SympruneError(
                 "The blocks of the model take other arguments for one sample than for another."
             )
-        for place, leaf in enumerate(leaves):
-            kept = self._differing.get(place)
-            if isinstance(kept, list):
-                kept.append(leaf)
-            elif kept is not None and kept.shape[1:] == leaf.shape[1:]:
-                kept[sample : sample + 1] = leaf.to(kept.device)
-            elif kept is not None or not _equal(leaf, self._first[place]):
-                self._separate(place, sample, leaf)
+        return leaves
 
-    def _separate(self, place: int, sample: int, leaf: Tensor) -> None:
-        """From here on a sample's own; all before it had the first one's."""
-        first = self._first[place]
-        before = self._differing.get(place)
-        if before is None and first.dim() and first.shape[0] == 1 and leaf.shape == first.shape:
-            shape = (self._samples, *first.shape[1:])
-            if self._allocate is None:
-                kept = torch.empty(shape, dtype=first.dtype, device=first.device)
-            else:
-                kept = self._allocate(shape, first.dtype, first.device)
-            kept[:sample] = first.to(kept.device)
-            kept[sample : sample + 1] = leaf.to(kept.device)
-            self._differing[place] = kept
-        else:
-            old = [first] * sample if before is None else [before[i : i + 1] for i in range(sample)]
-            self._differing[place] = [*old, leaf]
+    def _make_room(self, leaf: Any) -> Tensor | list[Any]:
+        """For one argument of all samples: one tensor if it has a dimension for samples."""
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != 1:
+            return []
+        shape = (self._samples, *leaf.shape[1:])
+        if self._allocate is None:
+            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+        return self._allocate(shape, leaf.dtype, leaf.device)
 
     def of(self, block: int, samples: range, device: torch.device) -> BlockInputs:
         """What a block takes for consecutive samples, on its device."""
@@ -88,7 +107,7 @@ class Arguments:
         def pick(value: Any) -> Any:
             place = self._places.get(id(value))
             if place is not None:
-                kept = self._differing.get(place)
+                kept = self._kept.get(place)
                 if isinstance(kept, list):
                     return _move(kept[samples.start], device)
                 return (value if kept is None else kept[samples.start : samples.stop]).to(device)
@@ -103,8 +122,8 @@ class Arguments:
     def only(self, samples: range) -> Arguments:
         """The arguments of some samples, as if there were no others."""
         part = Arguments(self._blocks, len(samples), self._allocate)
-        part._differing = {
-            place: kept[samples.start : samples.stop] for place, kept in self._differing.items()
+        part._kept = {
+            place: kept[samples.start : samples.stop] for place, kept in self._kept.items()
         }
         return part
 
@@ -127,12 +146,6 @@ def _leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
 def _is_state(value: Any) -> bool:
     """A mapping that is empty in front of the first block is there to be filled by the blocks."""
     return isinstance(value, MutableMapping) and (type(value) is not dict or not value)
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    if left is right:
-        return True
-    return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -138,9 +138,13 @@ def embed(
     for sample in range(1, len(tokens)):
         captured = _capture(layout, tokens[sample : sample + 1], as_tuples)
         activations.replace(range(sample, sample + 1), captured.hidden[0])
-        arguments.add(sample, captured.inputs)
+        arguments.compare(captured.inputs)
         tick(sample)
-    return activations
+    if arguments.differ():
+        for sample in range(len(tokens)):
+            captured = _capture(layout, tokens[sample : sample + 1], as_tuples)
+            arguments.keep(sample, captured.inputs)
+    return Activations(hidden, arguments, as_tuples, at_once, apart)
 
 
 def logits(layout: Layout, tokens: Tensor, activations: Activations, sample: int) -> Tensor:
@@ -175,7 +179,8 @@ class _Capture:
     @property
     def passed_on(self) -> bool:
         """Whether every block was given what the one before it, passed over, gave back."""
-        return all(torch.equal(hidden, self.hidden[0]) for hidden in self.hidden)
+        first = self.hidden[0]
+        return all(hidden is first or torch.equal(hidden, first) for hidden in self.hidden)
 
 
 def _capture_first(layout: Layout, tokens: Tensor) -> tuple[Tensor, list[BlockInputs], bool]:
