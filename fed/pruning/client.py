@@ -214,49 +214,33 @@ class Client:
         parts: list[packed_stats.Part],
         fields: dict[str, Tensor],
     ) -> packed_stats.Packed:
+        """The block's statistics; with noise, each sample's part clipped and noise on their sum."""
         settings, samples = self._settings, len(self.tokens)
         if not parts:
             return packed_stats.empty(parts)
-        if not settings.noise:
+
+        def measure(some: range) -> packed_stats.Packed:
             measured = collect(
-                self._activations(),
+                self._activations().only(some),
                 block,
                 self.layout.blocks[block],
                 matrices,
                 settings.needs,
-                lambda n: self.tick("collect", block, n, samples),
+                lambda n: self.tick("collect", block, some.start + n, samples),
             )
             packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")
             return packed
-        return self._collect_private(block, matrices, parts, fields)
 
-    def _collect_private(
-        self,
-        block: int,
-        matrices: list[Matrix],
-        parts: list[packed_stats.Part],
-        fields: dict[str, Tensor],
-    ) -> packed_stats.Packed:
-        """Each sample's part clipped, noise on their sum; the counts are public."""
-        settings, samples = self._settings, len(self.tokens)
-        activations, total = self._activations(), packed_stats.empty(parts)
+        if not settings.noise:
+            return measure(range(samples))
+        total = packed_stats.empty(parts)
         for sample in range(samples):
-            measured = collect(
-                activations.only(range(sample, sample + 1)),
-                block,
-                self.layout.blocks[block],
-                matrices,
-                settings.needs,
-            )
-            packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
-            check_finite(packed.values, f"What a client measured in block {block}")
-            total.values += noise.clip_difference(
-                packed.values, fields["centre"], fields["scale"], settings.clip
-            )
-            self.tick("collect", block, sample, samples)
+            values = measure(range(sample, sample + 1)).values
+            bounds = (fields["centre"], fields["scale"], settings.clip)
+            total.values += noise.clip_difference(values, *bounds)
         total.values = noise.noisy(total.values, settings.noise, settings.clip, self._generator)
-        total.counts[:] = torch.tensor([samples, self.tokens.numel()])
+        total.counts[:] = torch.tensor([samples, self.tokens.numel()])  # these are public
         return total
 
     def _learn_keys(self, fields: dict[str, Tensor]) -> None:
