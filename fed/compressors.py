@@ -20,7 +20,7 @@ from symprune.masks import keep_largest
 
 
 @dataclass(frozen=True)
-class Constants:
+class CompressionConstants:
     """Relative bias `eta`, variance `omega`, and `moment`: `E||C(x)||^2 <= moment ||x||^2`."""
 
     eta: float
@@ -38,10 +38,10 @@ class Constants:
         """`lam* = min((1-eta) / ((1-eta)^2 + omega), 1)`: makes `lam*C` most contractive."""
         return best_scaling(self.eta, self.omega)
 
-    def scaled(self, lam: float) -> Constants:
+    def scaled(self, lam: float) -> CompressionConstants:
         """The constants of `lam*C`, lam in (0, 1]."""
         eta = 1 - lam + lam * self.eta
-        return Constants(eta, lam**2 * self.omega, lam**2 * self.moment)
+        return CompressionConstants(eta, lam**2 * self.omega, lam**2 * self.moment)
 
 
 def best_scaling(eta: float, omega: float) -> float:
@@ -58,8 +58,8 @@ class Compressor:
     def compress(self, x: Tensor, random: Random) -> Tensor:
         return x
 
-    def constants(self, d: int) -> Constants:
-        return Constants(0.0, 0.0, 1.0)
+    def constants(self, d: int) -> CompressionConstants:
+        return CompressionConstants(0.0, 0.0, 1.0)
 
     def coordinates(self, d: int) -> int:
         """How many coordinates are sent."""
@@ -83,8 +83,8 @@ class TopK(Compressor):
     def compress(self, x: Tensor, random: Random) -> Tensor:
         return top_k(x, count(self.k, x.shape[-1]))
 
-    def constants(self, d: int) -> Constants:
-        return Constants(math.sqrt(1 - count(self.k, d) / d), 0.0, 1.0)
+    def constants(self, d: int) -> CompressionConstants:
+        return CompressionConstants(math.sqrt(1 - count(self.k, d) / d), 0.0, 1.0)
 
     def coordinates(self, d: int) -> int:
         return count(self.k, d)
@@ -104,11 +104,11 @@ class RandK(Compressor):
         kept = torch.where(keep_largest(uniform_like(x, random), k), x, 0)
         return kept if self.scaled else kept * (d / k)
 
-    def constants(self, d: int) -> Constants:
+    def constants(self, d: int) -> CompressionConstants:
         k = count(self.k, d)
         if self.scaled:
-            return Constants(1 - k / d, (k / d) * (1 - k / d), k / d)
-        return Constants(0.0, d / k - 1, d / k)
+            return CompressionConstants(1 - k / d, (k / d) * (1 - k / d), k / d)
+        return CompressionConstants(0.0, d / k - 1, d / k)
 
     def coordinates(self, d: int) -> int:
         return count(self.k, d)
@@ -128,13 +128,13 @@ class Mix(Compressor):
         chance = torch.where(top, 2.0, uniform_like(x, random))
         return torch.where(keep_largest(chance, k + k_random), x, 0)
 
-    def constants(self, d: int) -> Constants:
+    def constants(self, d: int) -> CompressionConstants:
         k, k_random = self._counts(d)
         left = d - k - k_random
         if left == 0:
-            return Constants(0.0, 0.0, 1.0)
+            return CompressionConstants(0.0, 0.0, 1.0)
         omega = k_random * left / ((d - k) * d)
-        return Constants(left / math.sqrt((d - k) * d), omega, 1.0)
+        return CompressionConstants(left / math.sqrt((d - k) * d), omega, 1.0)
 
     def coordinates(self, d: int) -> int:
         return sum(self._counts(d))
@@ -160,9 +160,9 @@ class Comp(Compressor):
         chance = torch.where(top, uniform_like(x, random), -1.0)
         return torch.where(keep_largest(chance, k), x * (k_top / k), 0)
 
-    def constants(self, d: int) -> Constants:
+    def constants(self, d: int) -> CompressionConstants:
         k, k_top = self._counts(d)
-        return Constants(math.sqrt(1 - k_top / d), (k_top - k) / k, k_top / k)
+        return CompressionConstants(math.sqrt(1 - k_top / d), (k_top - k) / k, k_top / k)
 
     def coordinates(self, d: int) -> int:
         return self._counts(d)[0]
@@ -187,8 +187,8 @@ class Natural(Compressor):
         power = torch.ldexp(torch.ones_like(x), exponent - 1 + up.to(exponent.dtype))
         return torch.where(x == 0, 0, power * x.sign())
 
-    def constants(self, d: int) -> Constants:
-        return Constants(0.0, 1 / 8, 9 / 8)
+    def constants(self, d: int) -> CompressionConstants:
+        return CompressionConstants(0.0, 1 / 8, 9 / 8)
 
     def paper_bits(self, d: int) -> int:
         return 9 * d  # sign and exponent
@@ -213,9 +213,9 @@ class QSGD(Compressor):
         level = level + (uniform_like(x, random) < (place - level).double())
         return x.sign() * level * (norm / self.levels)
 
-    def constants(self, d: int) -> Constants:
+    def constants(self, d: int) -> CompressionConstants:
         omega = min(d / self.levels**2, math.sqrt(d) / self.levels)
-        return Constants(0.0, omega, 1 + omega)
+        return CompressionConstants(0.0, omega, 1 + omega)
 
     def paper_bits(self, d: int) -> int:
         return 32 + d * (1 + self.levels.bit_length())
@@ -231,7 +231,7 @@ class Scaled(Compressor):
     def compress(self, x: Tensor, random: Random) -> Tensor:
         return self._factor(x.shape[-1]) * self.inner.compress(x, random)
 
-    def constants(self, d: int) -> Constants:
+    def constants(self, d: int) -> CompressionConstants:
         return self.inner.constants(d).scaled(self._factor(d))
 
     def coordinates(self, d: int) -> int:
@@ -271,11 +271,11 @@ class Chain(Compressor):
     def compress(self, x: Tensor, random: Random) -> Tensor:
         return self.outer.compress(self.inner.compress(x, random), random)
 
-    def constants(self, d: int) -> Constants:
+    def constants(self, d: int) -> CompressionConstants:
         first = self.inner.constants(d)
         omega = self.outer.constants(self.inner.coordinates(d)).omega
         moment = (1 + omega) * first.moment
-        return Constants(first.eta, first.omega + omega * first.moment, moment)
+        return CompressionConstants(first.eta, first.omega + omega * first.moment, moment)
 
     def coordinates(self, d: int) -> int:
         return self.inner.coordinates(d)
@@ -318,7 +318,9 @@ class Nice:
     def omega_average(self) -> float:
         return 0.0 if self.n == self.m else (self.n - self.m) / (self.m * (self.n - 1))
 
-    def after(self, constants: Constants, independent: bool = True) -> tuple[Constants, float]:
+    def after(
+        self, constants: CompressionConstants, independent: bool = True
+    ) -> tuple[CompressionConstants, float]:
         """Constants and average variance when the m workers send `C_i(x_i)`: the workers' own noise
         is divided by m when independent, and participation adds its own, which acts on `E C_i`."""
         mean = min((1 + constants.eta) ** 2, constants.moment)

@@ -15,7 +15,7 @@ from symprune import __version__
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell of a table: what is shown, and the number it sorts by when it is one."""
 
     text: str
@@ -71,7 +71,7 @@ def cards(items: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="cards">{shown}</dl>'
 
 
-def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[TableCell]]) -> str:
     """A table that sorts by a click on a column's head; columns of numbers stand to the right.
 
     A column is of numbers when every filled cell of it has a value; a cell without one sorts last.
@@ -100,7 +100,7 @@ def _number(is_number: bool) -> str:
     return ' class="number"' if is_number else ""
 
 
-def _td(cell: Cell, is_number: bool) -> str:
+def _td(cell: TableCell, is_number: bool) -> str:
     value = ""
     if cell.value is not None and not math.isnan(cell.value):
         value = f' data-value="{cell.value!r}"'.replace("inf", "Infinity")
@@ -130,8 +130,8 @@ def figure_text(number: float) -> str:
     return f"{number:.3f}" if size >= 0.1 or size == 0 else f"{number:.3g}"
 
 
-def figure_cell(number: float | None, digits: str = "") -> Cell:
+def figure_cell(number: float | None, digits: str = "") -> TableCell:
     """A cell for a number that may not have been measured."""
     if number is None:
-        return Cell("–")
-    return Cell(format(number, digits) if digits else figure_text(number), number)
+        return TableCell("–")
+    return TableCell(format(number, digits) if digits else figure_text(number), number)

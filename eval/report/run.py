@@ -12,7 +12,7 @@ from symprune.checkpoint.record import RECORD, read_record
 from symprune.errors import SympruneError
 from symprune.eval.report import charts, heatmap, page
 from symprune.eval.report.charts import Axis, Point, Reference, Series
-from symprune.eval.report.page import Cell, figure_cell, figure_text, is_number
+from symprune.eval.report.page import TableCell, figure_cell, figure_text, is_number
 from symprune.eval.tables import percent, size
 
 MOST_ROWS = 2000
@@ -215,12 +215,12 @@ def _table(layers: Sequence[Layer]) -> str:
         rows.append(
             [
                 figure_cell(block_of(layer["name"]), "d"),
-                Cell(layer["kind"]),
-                Cell(shape, layer["rows"] * layer["columns"]),
+                TableCell(layer["kind"]),
+                TableCell(shape, layer["rows"] * layer["columns"]),
                 figure_cell(layer["removed"], ",d"),
-                Cell(percent(layer["sparsity"]), layer["sparsity"]),
+                TableCell(percent(layer["sparsity"]), layer["sparsity"]),
                 *(figure_cell(number_in(layer, name)) for name in measured),
-                Cell(layer["name"]),
+                TableCell(layer["name"]),
             ]
         )
     return page.table(f"The {len(layers)} pruned matrices in the model's order.", columns, rows)

@@ -165,7 +165,7 @@ def _caption(shown: Sequence[Group]) -> str:
     return text
 
 
-def _rows(shown: Sequence[Group]) -> tuple[list[str], list[list[page.Cell]]]:
+def _rows(shown: Sequence[Group]) -> tuple[list[str], list[list[page.TableCell]]]:
     columns = ["setting", "asked", "perplexity", "seeds", "× dense", "sparsity"]
     columns += ["relative error", "seconds"]
     rows = []
@@ -176,28 +176,28 @@ def _rows(shown: Sequence[Group]) -> tuple[list[str], list[list[page.Cell]]]:
     return columns, rows
 
 
-def _row(group: Group, best: bool) -> list[page.Cell]:
+def _row(group: Group, best: bool) -> list[page.TableCell]:
     cell, figure = group.first, group.perplexity
     ratio = figure / cell.dense if cell.dense else None
     return [
-        page.Cell(group.label, strong=best),
-        page.Cell(cell.amount, cell.asked),
-        page.Cell(_with_deviation(group), figure, best),
+        page.TableCell(group.label, strong=best),
+        page.TableCell(cell.amount, cell.asked),
+        page.TableCell(_with_deviation(group), figure, best),
         figure_cell(len(group.cells), "d"),
         figure_cell(ratio, ".2f"),
-        page.Cell(f"{100 * cell.sparsity:.2f} %", cell.sparsity),
+        page.TableCell(f"{100 * cell.sparsity:.2f} %", cell.sparsity),
         figure_cell(group.mean("relative_error")),
         figure_cell(group.mean("seconds"), ".1f"),
     ]
 
 
-def _every_cell(cells: Sequence[Cell]) -> tuple[list[str], list[list[page.Cell]]]:
+def _every_cell(cells: Sequence[Cell]) -> tuple[list[str], list[list[page.TableCell]]]:
     names = labels(cells)
     rows = [
         [
-            page.Cell(names[cell.series], hint=cell.description),
-            page.Cell(cell.amount, cell.asked),
-            page.Cell(str(cell.recipe.get("seed", "–"))),
+            page.TableCell(names[cell.series], hint=cell.description),
+            page.TableCell(cell.amount, cell.asked),
+            page.TableCell(str(cell.recipe.get("seed", "–"))),
             figure_cell(cell.perplexity),
             figure_cell(cell.relative_error),
             figure_cell(cell.seconds, ".1f"),

@@ -51,13 +51,13 @@ def deploy(
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
     from symprune.fed.flower.apps import need_flower
-    from symprune.fed.remote.job import Job
+    from symprune.fed.remote.job import TrainingJob
 
     need_flower()
     from symprune.fed.flower.deploy import Deployment
 
     problem = {"data": data, "model": model, "split": split, "clients": clients}
-    job = Job(
+    job = TrainingJob(
         algorithm,
         parse_assignments(option or []),
         {**problem, "l2": l2, "seed": seed},

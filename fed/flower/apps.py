@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from symprune.fed.pruning.remote import Task
-    from symprune.fed.remote.job import Job
+    from symprune.fed.remote.job import TrainingJob
 
 Main = Callable[[Transport, Mapping[str, Any]], None]
 log = logging.getLogger("symprune.fed")
@@ -278,7 +278,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def simulation(job: Job, folder: Path, cpus: int = 1) -> None:
+def simulation(job: TrainingJob, folder: Path, cpus: int = 1) -> None:
     """Run a job in Flower's simulation: clients are actors of Ray on this machine."""
     from symprune.fed.remote.client import answer
 

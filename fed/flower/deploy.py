@@ -29,6 +29,7 @@ from symprune.fed.flower.apps import QUIET, need_flower
 from symprune.fed.flower.keys import make_keys
 from symprune.fed.remote.deployable import Deployable
 from symprune.fed.remote.transport import Setting
+from symprune.machine import durable
 
 LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
@@ -131,13 +132,13 @@ class Deployment:
             folder=quoted(str(self.folder)),
             job=quoted(self.job.to_json()),
         )
-        (app / "pyproject.toml").write_text(project)
+        durable.write_text(app / "pyproject.toml", project)
         code = CODE.format(client=self.job.client_module, main=self.job.server_main)
-        (app / f"{APP}.py").write_text(code)
+        durable.write_text(app / f"{APP}.py", code)
         authority = quoted(str(keys / "ca.crt"))
         connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
-        (home / "config.toml").write_text(connection)
-        (self.folder / ASKED).write_text(self._asked())
+        durable.write_text(home / "config.toml", connection)
+        durable.write_text(self.folder / ASKED, self._asked())
 
     def _asked(self) -> str:
         """The job and the owners' settings, without how far it is to go."""
@@ -193,7 +194,7 @@ class Deployment:
             if len(ids) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
             nodes += ids
-            file.write_text(json.dumps(nodes))
+            durable.write_text(file, json.dumps(nodes))
         return nodes
 
     def start_node(

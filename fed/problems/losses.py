@@ -22,7 +22,7 @@ from symprune.errors import SympruneError
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlatLayout:
     """Where each named tensor lies in the flat parameter vector."""
 
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Loss(Protocol):
     """What a problem needs to know about its loss."""
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> FlatLayout: ...
 
     @property
     def task(self) -> str: ...  # "classification" or "regression"
@@ -107,8 +107,8 @@ class Logistic:
     task = "classification"
 
     @property
-    def layout(self) -> Layout:
-        return Layout(("weight",), ((self.features,),))
+    def layout(self) -> FlatLayout:
+        return FlatLayout(("weight",), ((self.features,),))
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         return (weights * softplus(-y * along(x, w))).sum(-1)
@@ -140,8 +140,8 @@ class Softmax:
     task = "classification"
 
     @property
-    def layout(self) -> Layout:
-        return Layout(("weight",), ((self.classes, self.features),))
+    def layout(self) -> FlatLayout:
+        return FlatLayout(("weight",), ((self.classes, self.features),))
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         return product(x, w.view(-1, self.classes, self.features).transpose(1, 2))
@@ -176,8 +176,8 @@ class Linear:
     task = "regression"
 
     @property
-    def layout(self) -> Layout:
-        return Layout(("weight",), ((self.features,),))
+    def layout(self) -> FlatLayout:
+        return FlatLayout(("weight",), ((self.features,),))
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         return (weights * (along(x, w) - y).square()).sum(-1) / 2
@@ -228,9 +228,9 @@ class Module:
         object.__setattr__(self, "module", module)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> FlatLayout:
         parameters = dict(self.module.named_parameters())
-        return Layout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
+        return FlatLayout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         return vmap(self._one)(w, x, y, weights)

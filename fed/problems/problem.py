@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problems.losses import Layout, Loss
+from symprune.fed.problems.losses import FlatLayout, Loss
 from symprune.fed.randomness import Stream
 
 WEIGHTINGS = ("mean", "size", "sum")
@@ -67,7 +67,7 @@ class Constants:
     L: tuple[float, ...]
     mu: tuple[float, ...]
     sizes: tuple[int, ...]
-    layout: Layout
+    layout: FlatLayout
     L_mean: float | None = None  # smoothness of f itself, when known
 
     @property
@@ -128,7 +128,7 @@ class Problem:
         return torch.arange(self.clients) if self.ids is None else self.ids
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> FlatLayout:
         return self.loss.layout
 
     @cached_property

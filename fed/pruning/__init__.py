@@ -8,8 +8,8 @@ sides, `messages` what goes between them; `secure_sum` and `noise` protect the s
 from __future__ import annotations
 
 from symprune.fed.pruning.client import Client
-from symprune.fed.pruning.driver import Result, Traffic, prune, run, split
+from symprune.fed.pruning.driver import PruningResult, Traffic, prune, run, split
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
 
-__all__ = ["Client", "Privacy", "Result", "Server", "Traffic", "prune", "run", "split"]
+__all__ = ["Client", "Privacy", "PruningResult", "Server", "Traffic", "prune", "run", "split"]

@@ -78,7 +78,7 @@ class Traffic:
 
 
 @dataclass
-class Result:
+class PruningResult:
     """What was done: the report of `symprune.prune`, and the traffic it took."""
 
     report: walk.Report
@@ -98,7 +98,7 @@ def run(
     send: Send,
     done: Block = lambda *_: None,
     checkpoint: Path | None = None,
-) -> Result:
+) -> PruningResult:
     """Drive a server to the end; its model is pruned in place.
 
     With a checkpoint, a file, the run goes on from where the last one that wrote it was stopped.
@@ -137,7 +137,7 @@ def run(
             done(block, blocks)
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
     report.peak_memory = memory.peak()
-    return Result(report, traffic, list(server.members), server.promise())
+    return PruningResult(report, traffic, list(server.members), server.promise())
 
 
 def prune(
@@ -150,7 +150,7 @@ def prune(
     noise_seed: int | None = None,
     watch: walk.Watch = lambda *_: None,
     stored: Mapping[str, torch.dtype] | None = None,
-) -> Result:
+) -> PruningResult:
     """Prune `model` in place with calibration tokens of several clients, all in this process.
 
     clients are their tokens, `[samples, length]` each. secure adds their statistics up behind

@@ -26,7 +26,7 @@ from symprune.engine.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client
-from symprune.fed.pruning.driver import Result, run
+from symprune.fed.pruning.driver import PruningResult, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server, check_recipe
@@ -129,7 +129,7 @@ def of_job(job: PruningJob) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     )
 
 
-def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0) -> Result:
+def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0) -> PruningResult:
     """Prune with the clients behind the transport. A run that was stopped goes on; in the end the
     model is in `model` below the folder."""
     check(task.clients == transport.clients, f"The task is for {task.clients} clients.")
@@ -164,7 +164,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
 def answer(data: bytes, node: Node) -> bytes:
     """A client's reply. One that cannot answer says nothing and is left out, with the reason in its
     own log."""
-    settings = Settings.of(node.config)
+    settings = NodeSettings.of(node.config)
     with limited_threads():
         model, tokens, stored = settings.load(node.folder)
         owner = (settings.privacy, settings.secure, node.folder)
@@ -172,7 +172,7 @@ def answer(data: bytes, node: Node) -> bytes:
 
 
 @dataclass(frozen=True)
-class Settings:
+class NodeSettings:
     """What the owner of a client has set on its machine."""
 
     model: str
@@ -190,7 +190,7 @@ class Settings:
     compute_dtype: str = "auto"
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Settings:
+    def of(cls, config: Mapping[str, Any]) -> NodeSettings:
         known = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
         for name in ("model", "text"):
             check(name in known, f"This node's configuration does not name its {name}.")

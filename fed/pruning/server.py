@@ -192,7 +192,7 @@ class Server:
         measured, device = Collector(), device_of(self.layout.blocks[block])
         measured.inputs, measured.outputs = packed_stats.unpack(self._parts, total, device)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
-        plan = walk.Plan(self.report.recipe, self.needs)
+        plan = walk.WalkPlan(self.report.recipe, self.needs)
         with torch.no_grad():
             matrices = self.layout.matrices(block)
             self.report.masks.update(walk.prune_block(matrices, measured, self.report, plan))

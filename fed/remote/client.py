@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
-from symprune.fed.remote.job import Job
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.transport import Node
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Header, Letter, unpack
@@ -59,15 +59,15 @@ def answer(data: bytes, node: Node) -> bytes:
         return Letter({"status": "error", "reason": str(error)}).pack()
 
 
-def _job(header: Header, node: Node) -> Job:
+def _job(header: Header, node: Node) -> TrainingJob:
     names = ("algorithm", "options", "problem", "seed")
     check(all(name in header for name in names), "A letter does not say which job it is about.")
     asked = header.get("client")
     check(asked == node.number, f"Client {node.number} got a letter for client {asked}.")
-    return Job(**{name: header[name] for name in names})
+    return TrainingJob(**{name: header[name] for name in names})
 
 
-def _own_problem(job: Job, node: Node) -> Problem:
+def _own_problem(job: TrainingJob, node: Node) -> Problem:
     data = node.config.get("data")
     return job.client_problem(node.number, None if data is None else str(data))
 

@@ -23,7 +23,7 @@ PROBLEM = tuple(inspect.signature(make_problem).parameters)
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """An algorithm by name and options, the arguments of `make_problem`, rounds and seed."""
 
     server_main: ClassVar[str] = "train"
@@ -46,7 +46,7 @@ class Job:
     def build_algorithm(self) -> Algorithm:
         return build(self.algorithm, **self.options)
 
-    def with_prepared(self, algorithm: Algorithm) -> Job:
+    def with_prepared(self, algorithm: Algorithm) -> TrainingJob:
         """The same with every hyper-parameter filled in, so that clients need no constants."""
         return replace(self, algorithm=algorithm.name, options=asdict(algorithm))
 
@@ -80,12 +80,12 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def job_from_json(text: str) -> Job:
+def job_from_json(text: str) -> TrainingJob:
     """The inverse of `Job.to_json`; anything else is refused in one sentence."""
     try:
         content = json.loads(text)
-        known = {f.name for f in fields(Job)}
-        return Job(**{name: content[name] for name in content if name in known})
+        known = {f.name for f in fields(TrainingJob)}
+        return TrainingJob(**{name: content[name] for name in content if name in known})
     except (ValueError, TypeError, KeyError) as error:
         if isinstance(error, SympruneError):
             raise

@@ -24,7 +24,7 @@ from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
-from symprune.fed.remote.job import STATE, Job, job_from_json
+from symprune.fed.remote.job import STATE, TrainingJob, job_from_json
 from symprune.fed.remote.replies import HEADER_BYTES, Counted, count
 from symprune.fed.remote.transport import Transport, wait_for_all
 from symprune.fed.simulate import Record
@@ -65,7 +65,7 @@ class Outcome:
         durable.write_text(folder / "history.json", text)
 
 
-def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
+def serve(job: TrainingJob, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
     """Run the job to its last round, from where the folder's checkpoint stands. `pause` seconds
     pass before a round without the replies it needs is tried again."""
     check(job.clients == transport.clients, f"The job is for {job.clients} clients.")
@@ -84,8 +84,8 @@ def serve(job: Job, transport: Transport, folder: Path, *, pause: float = 3.0) -
 
 
 def _start(
-    job: Job, problem: Problem, transport: Transport, folder: Path, pause: float
-) -> tuple[str, Job, bool]:
+    job: TrainingJob, problem: Problem, transport: Transport, folder: Path, pause: float
+) -> tuple[str, TrainingJob, bool]:
     """The run's name, the job with all hyper-parameters, and whether clients hold own data: from
     the folder if it has them, else from what the clients say about themselves."""
     file = folder / "run.json"
@@ -107,7 +107,7 @@ def _start(
 
 
 def _gather(
-    job: Job, problem: Problem, transport: Transport, pause: float
+    job: TrainingJob, problem: Problem, transport: Transport, pause: float
 ) -> tuple[Constants, bool]:
     """Ask every client for what the step sizes need. If nobody has data of its own the server can
     compute the same, and the smoothness of the mean as well, from the data set they share."""
@@ -150,7 +150,7 @@ def _read_description(header: dict[str, Any], client: int, problem: Problem) -> 
     return {"rows": rows, "own": own, **numbers}
 
 
-def _about(job: Job, client: int, header: dict[str, Any], *parts: bytes) -> bytes:
+def _about(job: TrainingJob, client: int, header: dict[str, Any], *parts: bytes) -> bytes:
     """A letter that says all a client needs to know, whatever it has forgotten."""
     about = {"algorithm": job.algorithm, "options": job.options, "problem": job.problem}
     return Letter({**about, "seed": job.seed, "client": client, **header}, parts).pack()
@@ -160,7 +160,7 @@ class _Loop:
     """The server's state and the rounds that change it."""
 
     def __init__(
-        self, run: str, job: Job, problem: Problem, transport: Transport, pause: float
+        self, run: str, job: TrainingJob, problem: Problem, transport: Transport, pause: float
     ) -> None:
         self.run, self.job, self.problem = run, job, problem
         self.transport, self.pause = transport, pause

@@ -37,7 +37,7 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where a tensor lies: `size` bytes from `start` of `file`."""
 
     name: str
@@ -53,7 +53,7 @@ class Header:
     """The beginning of a safetensors file, as its bytes and as what they say."""
 
     raw: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     metadata: Mapping[str, str]
 
     @property
@@ -94,7 +94,9 @@ def parse_header(raw: bytes, file: str) -> Header:
             raise ValueError(f"the type {about['dtype']} of {name} is unknown")
         if end - begin != int(np.prod(shape, dtype=object)) * DTYPES[about["dtype"]].itemsize:
             raise ValueError(f"the size of {name} is wrong")
-        entries.append(Entry(name, about["dtype"], shape, file, len(raw) + begin, end - begin))
+        entries.append(
+            TensorEntry(name, about["dtype"], shape, file, len(raw) + begin, end - begin)
+        )
     entries.sort(key=lambda entry: (entry.start, entry.size))
     place = len(raw)
     for entry in entries:
@@ -130,7 +132,7 @@ class Shards:
         self.folder = folder
         self.files = list(shard_names(folder) if names is None else names)
         self.headers = {name: read_header(folder / name) for name in self.files}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
         for header in self.headers.values():
             self.entries |= {entry.name: entry for entry in header.entries}
         self._maps: dict[str, mmap.mmap] = {}
@@ -171,7 +173,7 @@ class Shards:
         if wanted and hasattr(os, "posix_fadvise"):
             threading.Thread(target=self._will_need, args=(wanted,), daemon=True).start()
 
-    def _will_need(self, wanted: list[Entry]) -> None:
+    def _will_need(self, wanted: list[TensorEntry]) -> None:
         for entry in wanted:
             with (self.folder / entry.file).open("rb") as file:
                 os.posix_fadvise(file.fileno(), entry.start, entry.size, os.POSIX_FADV_WILLNEED)

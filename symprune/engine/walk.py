@@ -40,7 +40,7 @@ GRAM_DEVICES = ("auto", "cpu", "disk")
 
 
 @dataclass(frozen=True)
-class Plan:
+class WalkPlan:
     """What the walk is to do, fixed before it starts."""
 
     recipe: Recipe
@@ -105,7 +105,7 @@ def prune(
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
-    plan = Plan(recipe, needs, report_error, base, gram_device)
+    plan = WalkPlan(recipe, needs, report_error, base, gram_device)
     with forward.ready(model):
         tokens = distributed.share(tokens)
         if blocks is None:
@@ -164,7 +164,7 @@ def _walk(
     blocks: Blocks,
     tokens: Tensor,
     report: Report,
-    plan: Plan,
+    plan: WalkPlan,
     watch: Watch,
     tell: Callable[[str], None],
 ) -> None:
@@ -233,7 +233,7 @@ def _collect(
     index: int,
     block: nn.Module,
     found: list[Matrix],
-    plan: Plan,
+    plan: WalkPlan,
     tick: forward.Tick,
 ) -> tuple[Collector, Collector]:
     """The statistics of a block on all processes' calibration samples and, where somebody watches,
@@ -252,7 +252,11 @@ def _collect(
 
 
 def _check_gram_memory(
-    activations: forward.Activations, index: int, block: nn.Module, found: list[Matrix], plan: Plan
+    activations: forward.Activations,
+    index: int,
+    block: nn.Module,
+    found: list[Matrix],
+    plan: WalkPlan,
 ) -> str:
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
     widths = distinct_inputs(activations, index, block, found)
@@ -273,7 +277,7 @@ def prune_block(
     found: list[Matrix],
     measured: Collector,
     report: Report,
-    plan: Plan,
+    plan: WalkPlan,
     watched: Collector | None = None,
     tick: forward.Tick = lambda _: None,
 ) -> MaskSet:
@@ -309,7 +313,7 @@ def prune_block(
 
 
 def _prune_matrix(
-    matrix: Matrix, measured: Collector, report: Report, plan: Plan, watched: Collector
+    matrix: Matrix, measured: Collector, report: Report, plan: WalkPlan, watched: Collector
 ) -> Tensor:
     """Make and apply a matrix's mask, `[out, in]`; how much it removes is reported later. A matrix
     that must not be pruned keeps everything."""
@@ -344,7 +348,7 @@ def _prune_matrix(
     return decision.keep
 
 
-def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: Plan) -> str:
+def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:
     """Why a matrix is not pruned, in a few words; empty if it is.
 
     A criterion that looks at activations says nothing about a matrix no token came by, and its

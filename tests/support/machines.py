@@ -10,7 +10,7 @@ import torch
 
 from symprune.fed.protocol import State
 from symprune.fed.remote.client import answer, client_state
-from symprune.fed.remote.job import Job
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.server import Outcome, serve
 from symprune.fed.remote.transport import LocalTransport
 
@@ -20,8 +20,8 @@ PROBLEM = {"data": "digits", "split": "class:2", "clients": CLIENTS, "l2": 0.1}
 OPTIONS: dict[str, dict[str, Any]] = {"ldp-fedp3": {"epsilon": None}}
 
 
-def job(name: str, rounds: int = 2, **options: Any) -> Job:
-    return Job(name, {**OPTIONS.get(name, {}), **options}, PROBLEM, rounds)
+def job(name: str, rounds: int = 2, **options: Any) -> TrainingJob:
+    return TrainingJob(name, {**OPTIONS.get(name, {}), **options}, PROBLEM, rounds)
 
 
 class Network(LocalTransport):
@@ -50,7 +50,7 @@ class Network(LocalTransport):
         return out
 
 
-def run(task: Job, folder: Path, **events: Any) -> Outcome:
+def run(task: TrainingJob, folder: Path, **events: Any) -> Outcome:
     return serve(task, Network(folder / "clients", **events), folder / "server", pause=0)
 
 

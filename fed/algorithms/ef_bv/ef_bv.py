@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_steps import soft_threshold
-from symprune.fed.compressors import Constants as Noise
-from symprune.fed.compressors import Nice, best_scaling, parse
+from symprune.fed.compressors import CompressionConstants, Nice, best_scaling, parse
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
@@ -50,18 +49,18 @@ class EFBV(SampledClients):
     l1: float = 0.0  # R(x) = l1 ||x||_1
     nonconvex: bool = False
 
-    def noise(self, constants: Constants) -> tuple[Noise, float]:
+    def noise(self, constants: Constants) -> tuple[CompressionConstants, float]:
         """eta and omega of one worker's message, and the average variance of all of them."""
         own, n = parse(self.compressor).constants(constants.dimension), constants.clients
         if self.cohort_size is None:
             return own, own.omega / n
         return Nice(self.cohort_size, n).after(own)
 
-    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
+    def scalings(self, noise: CompressionConstants, omega_av: float) -> tuple[float, float]:
         lam = noise.best_scaling if self.lam is None else self.lam
         return lam, best_scaling(noise.eta, omega_av) if self.nu is None else self.nu
 
-    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
+    def step(self, constants: Constants, noise: CompressionConstants, omega_av: float) -> float:
         assert self.lam is not None and self.nu is not None
         r = remainder(self.lam, noise.eta, noise.omega)
         r_av = remainder(self.nu, noise.eta, omega_av)
@@ -126,11 +125,11 @@ class EF21(EFBV):
     name = "ef21"
     paper = "EF21, as in EF-BV (thesis chapter 2), section 2.3 and Table A.2"
 
-    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
+    def scalings(self, noise: CompressionConstants, omega_av: float) -> tuple[float, float]:
         lam = noise.best_scaling if self.lam is None else self.lam
         return lam, lam if self.nu is None else self.nu
 
-    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
+    def step(self, constants: Constants, noise: CompressionConstants, omega_av: float) -> float:
         return super().step(constants, noise, noise.omega)
 
 
@@ -143,11 +142,11 @@ class DIANA(EFBV):
     paper = "DIANA, as in EF-BV (thesis chapter 2), section 2.3 and appendix A"
     compressor: str = "rand-k:0.1"
 
-    def scalings(self, noise: Noise, omega_av: float) -> tuple[float, float]:
+    def scalings(self, noise: CompressionConstants, omega_av: float) -> tuple[float, float]:
         lam = 1 / (1 + noise.omega) if self.lam is None else self.lam
         return lam, 1.0 if self.nu is None else self.nu
 
-    def step(self, constants: Constants, noise: Noise, omega_av: float) -> float:
+    def step(self, constants: Constants, noise: CompressionConstants, omega_av: float) -> float:
         """`1 / (L_max (1 + (1+sqrt 2)^2 omega_av))`; the theorem is for unbiased compressors, a
         biased one falls back to EF-BV's step. (The text prints omega_max; the proof has
         omega_av.)"""

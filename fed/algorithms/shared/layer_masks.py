@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problems.losses import Layout
+from symprune.fed.problems.losses import FlatLayout
 from symprune.fed.randomness import Stream
 from symprune.masks import count_true, drop_lowest, keep_largest
 
 ALLOCATIONS = ("erk", "uniform")
 
 
-def maskable(layout: Layout) -> list[bool]:
+def maskable(layout: FlatLayout) -> list[bool]:
     """Which tensors may be sparse: those with two dimensions or more; of a linear model, which has
     none, its weight."""
     matrices = [len(shape) > 1 for shape in layout.shapes]
@@ -45,7 +45,7 @@ def erk_densities(shapes: list[tuple[int, ...]], density: float) -> list[float]:
     return [1.0] * len(shapes)
 
 
-def densities(layout: Layout, density: float, allocation: str) -> list[float]:
+def densities(layout: FlatLayout, density: float, allocation: str) -> list[float]:
     """The density of every tensor of the layout."""
     if not 0 < density <= 1:
         raise SympruneError(f"Density {density} is outside (0, 1].")
@@ -60,7 +60,7 @@ def densities(layout: Layout, density: float, allocation: str) -> list[float]:
     return [next(remaining) if s else 1.0 for s in sparse]
 
 
-def layer_ones(layout: Layout, density: float, allocation: str) -> tuple[int, ...]:
+def layer_ones(layout: FlatLayout, density: float, allocation: str) -> tuple[int, ...]:
     """How many weights of every tensor are kept."""
     each = densities(layout, density, allocation)
     return tuple(round(r * size) for r, size in zip(each, layout.sizes, strict=True))

@@ -18,7 +18,7 @@ from symprune.fed import snapshot
 from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.flower import apps
 from symprune.fed.remote.client import answer
-from symprune.fed.remote.job import Job
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.simulate import simulate
 
 needs_flower = pytest.mark.skipif(
@@ -72,7 +72,7 @@ def test_other_records_are_refused() -> None:
             apps.from_record(content)
 
 
-def check_the_bits(folder: Path, task: Job) -> None:
+def check_the_bits(folder: Path, task: TrainingJob) -> None:
     """The server's state and every ledger are those of the in-process run."""
     here = simulate(task.build_algorithm(), task.whole_problem(), task.rounds, clients_at_once=1)
     there = snapshot.load(folder / "server" / "state.safetensors")

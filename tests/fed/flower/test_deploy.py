@@ -19,7 +19,7 @@ from machines import same
 from symprune.errors import SympruneError
 from symprune.fed import snapshot
 from symprune.fed.remote.client import client_state
-from symprune.fed.remote.job import Job
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.simulate import simulate
 from symprune.recipe import Recipe
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="Flower is not installed"
 )
 PROBLEM = {"data": "digits", "split": "class:2", "clients": 2, "l2": 0.1}
-TASK = Job("sparse-proxskip", {"sparsity": 0.5, "p": 0.2}, PROBLEM, rounds=4)
+TASK = TrainingJob("sparse-proxskip", {"sparsity": 0.5, "p": 0.2}, PROBLEM, rounds=4)
 PATIENCE = 1800.0  # seconds; on a machine with much other work a message takes minutes
 
 
@@ -43,7 +43,7 @@ def ports() -> tuple[int, int]:
         return one.getsockname()[1], min(two.getsockname()[1], 65_000)
 
 
-def make(folder: Path, ports: tuple[int, int], task: Job = TASK) -> Deployment:
+def make(folder: Path, ports: tuple[int, int], task: TrainingJob = TASK) -> Deployment:
     from symprune.fed.flower.deploy import Deployment
 
     return Deployment(folder, task, *ports, timeout=PATIENCE)
@@ -159,11 +159,11 @@ def test_the_app_that_is_written_can_be_loaded(
 def test_a_run_that_has_begun_is_not_taken_for_another(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
-    other = Job(TASK.algorithm, {"sparsity": 0.9}, PROBLEM, rounds=4)
+    other = TrainingJob(TASK.algorithm, {"sparsity": 0.9}, PROBLEM, rounds=4)
     make(tmp_path, ports).prepare()
     make(tmp_path, ports, other).prepare()  # nothing has begun
     (tmp_path / "server" / "run.json").write_text("{}")
-    make(tmp_path, ports, Job(other.algorithm, other.options, PROBLEM, rounds=9)).prepare()
+    make(tmp_path, ports, TrainingJob(other.algorithm, other.options, PROBLEM, rounds=9)).prepare()
     with pytest.raises(SympruneError, match="holds another run"):
         make(tmp_path, ports).prepare()
 
@@ -254,7 +254,7 @@ def test_a_node_that_is_refused_tries_again_and_a_stranger_is_named(
     deployment.stop()
 
 
-def check_the_bits(folder: Path, task: Job) -> None:
+def check_the_bits(folder: Path, task: TrainingJob) -> None:
     here = simulate(task.build_algorithm(), task.whole_problem(), task.rounds, clients_at_once=1)
     there = snapshot.load(folder / "server" / "state.safetensors")
     assert same(there.server, here.server)
@@ -308,7 +308,7 @@ def test_a_round_finishes_without_a_killed_supernode_and_it_comes_back(
     from symprune.fed.algorithms.shared.control_variates import control_variates
     from symprune.fed.flower.deploy import running
 
-    task = Job(TASK.algorithm, TASK.options, PROBLEM, rounds=8)
+    task = TrainingJob(TASK.algorithm, TASK.options, PROBLEM, rounds=8)
     with running(make(tmp_path, ports, task)) as deployment:
         deployment.submit()
         until(lambda: deployment.rounds_done() >= 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from symprune.errors import SympruneError
-from symprune.fed.remote.job import Job, job_from_json
+from symprune.fed.remote.job import TrainingJob, job_from_json
 from symprune.fed.wire.envelope import Letter, unpack
 
 
@@ -39,7 +39,7 @@ def test_a_letter_that_is_too_long_is_not_opened() -> None:
 
 
 def test_a_job_survives_the_way_to_another_machine() -> None:
-    job = Job("fedavg", {"gamma": 0.1}, {"data": "digits", "clients": 3}, rounds=2, seed=5)
+    job = TrainingJob("fedavg", {"gamma": 0.1}, {"data": "digits", "clients": 3}, rounds=2, seed=5)
     assert job_from_json(job.to_json()) == job
 
 
@@ -51,4 +51,4 @@ def test_a_job_that_cannot_be_is_refused(text: str) -> None:
 
 def test_settings_a_problem_does_not_have_are_named() -> None:
     with pytest.raises(SympruneError, match="colour"):
-        Job("fedavg", problem={"colour": "blue"})
+        TrainingJob("fedavg", problem={"colour": "blue"})

@@ -269,7 +269,7 @@ def test_federated_masks_are_those_of_one_machine(folder: Path, tmp_path: Path) 
 def test_a_client_on_its_own_machine_decides_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = remote.Settings(str(folder), __file__, nsamples=3, seqlen=16)
+    settings = remote.NodeSettings(str(folder), __file__, nsamples=3, seqlen=16)
     _, tokens, _ = settings.load(tmp_path / "node")
     assert tokens[:, 0].tolist() == [BOS] * 3
     with monkeypatch.context() as patch:

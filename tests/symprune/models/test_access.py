@@ -128,7 +128,7 @@ def test_a_federation_hands_version_and_trust_to_server_and_nodes(
     job = PruningJob("someone/tiny", Recipe(), texts=("builtin",), access=access)
     task, (settings,) = remote.of_job(job)
     assert remote.Task.from_json(task.to_json()) == task
-    for found in (task, remote.Settings.of(settings)):
+    for found in (task, remote.NodeSettings.of(settings)):
         assert found.revision == "v1" and found.trust_remote_code  # type: ignore[attr-defined]
 
 

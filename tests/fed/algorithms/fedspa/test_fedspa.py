@@ -21,7 +21,7 @@ from symprune.fed.algorithms.shared.layer_masks import (
     prune_and_regrow,
 )
 from symprune.fed.problems.flops import layer_macs, training_flops
-from symprune.fed.problems.losses import Layout, Module
+from symprune.fed.problems.losses import FlatLayout, Module
 from symprune.fed.problems.networks import network
 from symprune.fed.problems.problem import Problem
 from symprune.fed.problems.synthetic import gaussian_classes
@@ -42,7 +42,7 @@ def run(problem: Problem, rounds: int = 5, name: str = "fedspa", **options: obje
     return simulate(build(name, **{**TRAINING, **options}), problem, rounds)
 
 
-def ones(mask: Tensor, layout: Layout) -> list[list[int]]:
+def ones(mask: Tensor, layout: FlatLayout) -> list[list[int]]:
     return [part.flatten(1).sum(1).tolist() for part in layout.split(mask).values()]
 
 
