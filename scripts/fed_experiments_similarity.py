@@ -20,31 +20,15 @@ from symprune.fed.algorithms.similarity_network.graph import (
     sketch,
     squared_distances,
 )
-from symprune.fed.problems.losses import Linear, Softmax
+from symprune.fed.problems.losses import Linear
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows
+from symprune.fed.problems.synthetic import hidden_clusters
 from symprune.fed.protocol import Turn
 from symprune.fed.simulate import Result, simulate
 
 PLAIN = {"denoise": 0.0, "values": 0}
 SEEDS = (0, 1, 2)
-
-
-def unbalanced(seed: int) -> Problem:
-    """8 Gaussian classes; 24 clients in 4 hidden clusters with label priors Dirichlet(0.3); 20
-    training and 200 test rows each."""
-    r = np.random.default_rng(seed)
-    means = 0.6 * r.standard_normal((8, 8))
-    priors = r.dirichlet(np.full(8, 0.3), 4)
-
-    def rows(count: int, prior: np.ndarray) -> tuple[Tensor, Tensor]:
-        y = r.choice(8, count, p=prior)
-        x = np.c_[means[y] + r.standard_normal((count, 8)), np.ones(count)]
-        return torch.from_numpy(x), torch.from_numpy(y.astype(float))
-
-    train = [rows(20, priors[n % 4]) for n in range(24)]
-    test = stack_rows([rows(200, priors[n % 4]) for n in range(24)])
-    return Problem(Softmax(9, 8), stack_rows(train), 1e-3, client_test=test, name="labels")
 
 
 def clustered(seed: int) -> tuple[Problem, Tensor]:
@@ -75,7 +59,7 @@ def run(problem: Problem, rounds: int, **options: Any) -> Result:
 
 def labels() -> list[Row]:
     """Mean personal accuracy per seed against the strength of the fusion."""
-    problems = [unbalanced(seed) for seed in SEEDS]
+    problems = [hidden_clusters(seed) for seed in SEEDS]
     table: list[Row] = []
     for personal, eta in (("bias", 1.0), ("all", 0.5)):
         row: Row = {"personal": personal}

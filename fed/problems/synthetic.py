@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problems.losses import Module
+from symprune.fed.problems.losses import Module, Softmax
 from symprune.fed.problems.networks import he_mlp
 from symprune.fed.problems.problem import Problem, stack_rows
 
@@ -49,3 +49,20 @@ def gaussian_classes(
 
 def _tensor(a: np.ndarray) -> Tensor:
     return torch.from_numpy(a).float()
+
+
+def hidden_clusters(seed: int = 0) -> Problem:
+    """8 Gaussian classes; 24 clients in 4 hidden clusters with label priors Dirichlet(0.3); 20
+    training and 200 test rows each."""
+    generator = np.random.default_rng(seed)
+    means = 0.6 * generator.standard_normal((8, 8))
+    priors = generator.dirichlet(np.full(8, 0.3), 4)
+
+    def draw(count: int, prior: np.ndarray) -> tuple[Tensor, Tensor]:
+        y = generator.choice(8, count, p=prior)
+        x = np.c_[means[y] + generator.standard_normal((count, 8)), np.ones(count)]
+        return torch.from_numpy(x), torch.from_numpy(y.astype(float))
+
+    train = [draw(20, priors[client % 4]) for client in range(24)]
+    test = stack_rows([draw(200, priors[client % 4]) for client in range(24)])
+    return Problem(Softmax(9, 8), stack_rows(train), 1e-3, client_test=test, name="labels")

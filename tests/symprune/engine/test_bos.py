@@ -12,6 +12,7 @@ import families
 import pytest
 import torch
 import torch.nn.functional as F
+from stopping import stop_at
 from torch import Tensor
 from transformers import AutoModelForCausalLM, MistralConfig
 from typer.testing import CliRunner
@@ -210,12 +211,8 @@ def test_a_run_that_goes_on_does_not_ask_again_and_ends_with_the_same_bytes(
     pruning.prune(job)
     job = replace(job, output=tmp_path / "out")
 
-    def stop(figures: dict[str, Any]) -> None:
-        if figures["block"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        pruning.prune(job, show=stop)
+        pruning.prune(job, show=stop_at(2))
     with pytest.raises(SympruneError, match=r"differs in recipe\.bos \(auto, now never\)"):
         pruning.prune(replace(job, recipe=RECIPE.with_changes(bos="never")))
     monkeypatch.setattr(bos, "decide", lambda *_: pytest.fail("asked again"))

@@ -11,6 +11,7 @@ import families
 import pytest
 import torch
 from safetensors.torch import load_file
+from stopping import stop_at
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -175,12 +176,8 @@ def test_a_run_that_goes_on_ends_with_the_same_bytes(
     pruning.prune(job)
     job = replace(job, output=tmp_path / "out")
 
-    def stop(figures: dict[str, Any]) -> None:
-        if figures["block"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        pruning.prune(job, show=stop)
+        pruning.prune(job, show=stop_at(2))
     said = rf"differs in compute_dtype \({compute_dtype}, now bfloat16\)"
     with pytest.raises(SympruneError, match=said):
         pruning.prune(replace(job, compute_dtype="bfloat16"))

@@ -14,6 +14,7 @@ import huggingface_hub
 import pytest
 import torch
 import transformers as hf
+from stopping import stop_at
 from typer.testing import CliRunner
 
 from symprune.checkpoint.load import local_folder
@@ -78,13 +79,9 @@ def test_a_run_of_another_revision_is_not_gone_on_with(
     recipe = Recipe(calibration=__file__, nsamples=2, seqlen=16)
     job = pruning.Job(str(tiny_folder), recipe, tmp_path / "out", evaluate=False)
 
-    def stop(figures: dict[str, Any]) -> None:
-        if figures["block"] == 2:
-            raise KeyboardInterrupt
-
     monkeypatch.setattr(hub, "version_of", lambda _: "c0ffee")
     with pytest.raises(KeyboardInterrupt):
-        pruning.prune(job, show=stop)
+        pruning.prune(job, show=stop_at(2))
     monkeypatch.setattr(hub, "version_of", lambda _: "decade")
     with pytest.raises(SympruneError, match=r"differs in revision \(c0ffee, now decade\)"):
         pruning.prune(job)

@@ -33,9 +33,10 @@ from symprune.fed.algorithms.similarity_network.network_lasso import (
     onto_l1_ball,
 )
 from symprune.fed.algorithms.similarity_network.personal_parts import Placement, make_placement
-from symprune.fed.problems.losses import Linear, Softmax
+from symprune.fed.problems.losses import Linear
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows
+from symprune.fed.problems.synthetic import hidden_clusters
 from symprune.fed.protocol import Turn
 from symprune.fed.simulate import simulate
 
@@ -161,7 +162,7 @@ def test_neighbours_are_from_the_same_hidden_cluster_more_often_than_chance(
 ) -> None:
     """Chance is 0.22; data space is by far the best on unbalanced labels."""
     turn = Turn(0, 0, 24, torch.arange(24))
-    edges = nearest_neighbours(squared_distances(sketch(unbalanced(0), space, turn)), 4)
+    edges = nearest_neighbours(squared_distances(sketch(hidden_clusters(0), space, turn)), 4)
     assert float((edges[:, 0] % 4 == edges[:, 1] % 4).double().mean()) > least
 
 
@@ -349,7 +350,7 @@ def test_error_feedback_removes_the_floor_of_the_compressor() -> None:
 
 
 def test_fusion_helps_clients_with_unbalanced_labels() -> None:
-    problem, accuracy = unbalanced(0), {}
+    problem, accuracy = hidden_clusters(0), {}
     for label, options in (
         ("alone", {"lam": 0.0}),
         ("fused", {"lam": 3e-3}),
@@ -362,23 +363,6 @@ def test_fusion_helps_clients_with_unbalanced_labels() -> None:
             assert result.history[-1]["clusters"] <= 8
     assert accuracy["fused"] > accuracy["alone"] + 0.02
     assert accuracy["fused"] > accuracy["global"] + 0.05
-
-
-def unbalanced(seed: int) -> Problem:
-    """8 classes, 24 clients in 4 clusters with label priors Dirichlet(0.3), 20 rows each."""
-    r = np.random.default_rng(seed)
-    means = 0.6 * r.standard_normal((8, 8))
-    priors = r.dirichlet(np.full(8, 0.3), 4)
-
-    def rows(count: int, prior: np.ndarray) -> tuple[Tensor, Tensor]:
-        y = r.choice(8, count, p=prior)
-        x = np.c_[means[y] + r.standard_normal((count, 8)), np.ones(count)]
-        return torch.from_numpy(x), torch.from_numpy(y.astype(float))
-
-    train = [rows(20, priors[n % 4]) for n in range(24)]
-    test = [rows(200, priors[n % 4]) for n in range(24)]
-    own = stack_rows(test)
-    return Problem(Softmax(9, 8), stack_rows(train), 1e-3, client_test=own, name="labels")
 
 
 def test_wrong_options_are_named() -> None:
