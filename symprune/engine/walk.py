@@ -86,7 +86,8 @@ def prune(
         gram_device: Where Gram matrices are kept: with their layer (`auto`), `cpu` or `disk`.
         tell: Called with sentences about the run.
         batch_size: How many samples pass a block together; left out, one on a CPU, so that not a
-            bit depends on it, and what an accelerator has room for (`memory.batch_size`).
+            bit depends on it, and what an accelerator has room for (`memory.batch_size`). With
+            `blocks`, theirs counts.
 
     Raises:
         SympruneError: Something given does not fit; the model is as it was.

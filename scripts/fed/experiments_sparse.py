@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from fed_report import Report, kbit
+from history_report import Report, kbit
 
 from symprune.fed.compare.runs import Entry, Setting, summary
 from symprune.fed.problems.datasets import load

@@ -1,7 +1,7 @@
 """FedSpa's claims at a size that takes minutes: personal masks against baselines under label skew,
 the best sparsity against heterogeneity, and pruning criteria that pick personal masks.
 
-    python scripts/fed_experiments_fedspa.py [fedspa-methods] [fedspa-sparsity] [mask-scores] ...
+    python scripts/fed/experiments_fedspa.py [fedspa-methods] [fedspa-sparsity] [mask-scores] ...
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fed_tables import Experiment, Row, main, show, spread
+from experiment_tables import Experiment, Row, main, show, spread
 
 from symprune.fed.algorithms import build
 from symprune.fed.algorithms.fedspa.local_scores import weight_scores

@@ -1,6 +1,6 @@
 """Cohort Squeeze (thesis chapter 5): do several local rounds per cohort pay, and when?
 
-`python scripts/fed_experiments_cohort.py [rounds samplings network real-data]`
+`python scripts/fed/experiments_cohort.py [rounds samplings network real-data]`
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from fed_tables import Experiment, Row, main, show
+from experiment_tables import Experiment, Row, main, show
 
 from symprune.fed.algorithms import build
 from symprune.fed.algorithms.cohort_squeeze.sampling import make_sampling

@@ -1,6 +1,6 @@
 """FedSparse: accuracy, bytes and sparsity against FedAvg, FedL1 and FedDrop on digits, 30 clients.
 
-`python scripts/fed_experiments_fedsparse.py [fedsparse fedsparse-variants fedsparse-scaffold]`
+`python scripts/fed/experiments_fedsparse.py [fedsparse fedsparse-variants fedsparse-scaffold]`
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from fed_tables import Experiment, Row, main, show
+from experiment_tables import Experiment, Row, main, show
 
 from symprune.fed.algorithms import build
 from symprune.fed.problems.datasets import load

@@ -1,6 +1,6 @@
 """Similarity network: what fusing similar clients brings, and what compressing gradients costs.
 
-`python scripts/fed_experiments_similarity.py [similarity-labels similarity-regression ...]`
+`python scripts/fed/experiments_similarity.py [similarity-labels similarity-regression ...]`
 The source has no experiments; these are the project's own.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fed_tables import Experiment, Row, main, show
+from experiment_tables import Experiment, Row, main, show
 from torch import Tensor
 
 from symprune.fed.algorithms import build

@@ -1,7 +1,7 @@
 """FedP3's claims at a size that takes minutes: accuracy against the layers a client sends, against
 global and local pruning, aggregation, and LDP-FedP3's accuracy against its privacy.
 
-    python scripts/fed_experiments_fedp3.py [fedp3-layers] [fedp3-keep] [fedp3-variants] [ldp-fedp3]
+    python scripts/fed/experiments_fedp3.py [fedp3-layers] [fedp3-keep] [fedp3-variants] [ldp-fedp3]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fed_tables import Experiment, Row, main, show, spread
+from experiment_tables import Experiment, Row, main, show, spread
 
 from symprune.fed.algorithms import build
 from symprune.fed.problems.datasets import Dataset, load

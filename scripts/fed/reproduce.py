@@ -1,6 +1,6 @@
 """The federated papers' comparisons, small but real: tuned steps, several seeds, table and plot.
 
-    python scripts/fed_reproduce.py EXPERIMENT [--output out/fed] [--seeds 3]
+    python scripts/fed/reproduce.py EXPERIMENT [--output out/fed] [--seeds 3]
 
 Experiments that need data take it from the folder of SYMPRUNE_ASSETS. Every method of a comparison
 is tuned on the same grid by its training loss, with a seed that is not reported.
@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fed_experiments_cohort
-import fed_experiments_fedp3
-import fed_experiments_fedspa
-import fed_experiments_fedsparse
-import fed_experiments_similarity
-import fed_experiments_sparse
+import experiments_cohort
+import experiments_fedp3
+import experiments_fedspa
+import experiments_fedsparse
+import experiments_similarity
+import experiments_sparse
 import torch
-from fed_report import Report, kbit
-from fed_tables import Experiment
+from experiment_tables import Experiment
+from history_report import Report, kbit
 
 from symprune.cli import console
 from symprune.fed.algorithms import build
@@ -158,16 +158,16 @@ def _double(problem: Problem) -> Problem:
 EXPERIMENTS: dict[str, Callable[[Report], None]] = {
     "ef-bv": ef_bv,
     "ef-bv-theory": ef_bv_theory,
-    **fed_experiments_sparse.EXPERIMENTS,
+    **experiments_sparse.EXPERIMENTS,
     "scafflix": scafflix,
 }
 
 FAMILIES: dict[str, Experiment] = {
-    **fed_experiments_cohort.EXPERIMENTS,
-    **fed_experiments_fedsparse.EXPERIMENTS,
-    **fed_experiments_fedspa.EXPERIMENTS,
-    **fed_experiments_fedp3.EXPERIMENTS,
-    **fed_experiments_similarity.EXPERIMENTS,
+    **experiments_cohort.EXPERIMENTS,
+    **experiments_fedsparse.EXPERIMENTS,
+    **experiments_fedspa.EXPERIMENTS,
+    **experiments_fedp3.EXPERIMENTS,
+    **experiments_similarity.EXPERIMENTS,
 }
 """Experiments that print their tables and choose their own seeds."""
 

@@ -1,6 +1,6 @@
 """Federated pruning of a real model: what the clients' domains bring, and what noise costs.
 
-    python scripts/fed_prune_experiments.py [domains] [noise] --model M --output cells.jsonl
+    python scripts/fed/experiments_pruning.py [domains] [noise] --model M --output cells.jsonl
 
 Needs SYMPRUNE_ASSETS with WikiText-2 and Penn Treebank; Python's documentation comes with Python.
 A finished cell is kept in the output file and not run again.
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from fed_tables import show
+from experiment_tables import show
 from torch import Tensor
 
 from symprune import calibration
