@@ -8,6 +8,7 @@ checksum of all that is stored.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field
@@ -152,9 +153,9 @@ class PackedShards(Shards):
                 self._last = None
                 self._last = place.parameter, dtype, self._decode(place.parameter, dtype)
             tensor = place.cut(self._last[2]).clone()
-        if tuple(tensor.shape) != entry.shape:
+        if tensor.numel() != math.prod(entry.shape):
             raise SympruneError(f"{name} in {self.folder} is packed in another shape.")
-        return tensor
+        return tensor.view(entry.shape)
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:
         whole = self.read(name).contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -234,7 +234,7 @@ def _create_files(
     """Plain files; packed ones where values are on a grid."""
     recipe, place = job.recipe, (opened.streamed, opened.shards, job.dtype == "auto")
     files: OutputFiles | PackedFiles
-    if recipe.values is None and recipe.values_head is None:
+    if getattr(recipe,'values',None) is None and getattr(recipe,'values_head',None) is None:
         files = OutputFiles(work / resume.OUTPUT, *place)
     else:
         files = PackedFiles(work / resume.OUTPUT, work / PARTS, *place, recipe.values_head)
