@@ -15,8 +15,9 @@ from torch import Tensor
 
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_header
+from symprune.engine.blocks import PrunedBlock
 from symprune.machine import durable
-from symprune.maskset import FILE_NAME, MaskSet, metadata
+from symprune.maskset import FILE_NAME, metadata
 
 
 class OutputFiles:
@@ -51,9 +52,9 @@ class OutputFiles:
         """The tensors written so far."""
         return Shards(self.folder, self.source.files)
 
-    def write_block(self, index: int, kept: MaskSet) -> None:
+    def write_block(self, index: int, pruned: PrunedBlock) -> None:
         """The block that is in memory, and its masks, on the disk when this returns."""
-        model = self.streamed.model
+        model, kept = self.streamed.model, pruned.masks
         values = {n: self._to_stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
         values = self.streamed.names.take_apart(values)
         used = {FILE_NAME: self.masks}

@@ -15,10 +15,9 @@ from symprune.checkpoint.resume import HiddenStates, Progress
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
-from symprune.engine.blocks import Blocks
+from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.report import LayerReport, Report
 from symprune.machine import distributed
-from symprune.maskset import MaskSet
 
 
 class StreamedBlocks(Blocks):
@@ -69,7 +68,7 @@ class StreamedBlocks(Blocks):
         self,
         index: int,
         report: Report,
-        kept: MaskSet,
+        pruned: PrunedBlock,
         activations: forward.Activations | None,
     ) -> None:
         """On the disk: the block, sometimes the hidden states behind it, then that it is done.
@@ -87,7 +86,7 @@ class StreamedBlocks(Blocks):
         if keep_states and activations is not None:
             self.states.keep(index + 1, activations.hidden)
         if distributed.rank() == 0:
-            self.files.write_block(index, kept)
+            self.files.write_block(index, pruned)
         distributed.wait()
         done.finished = index + 1
         done.hidden = index + 1 if keep_states else done.hidden
