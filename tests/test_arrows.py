@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "allocate": TENSORS,
     "recipe": {"refine", "update", "allocate", *TENSORS},
     "models": BASE,
-    "runtime": {"masks", "values", *BASE},
+    "runtime": {"masks", "values", "models", *BASE},
     "maskset": {"masks", "models", *BASE},
     "engine": {"refine", "update", "allocate", *ARTEFACTS},
     "checkpoint": {"symprune", "engine", *ARTEFACTS},
