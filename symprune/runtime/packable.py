@@ -3,7 +3,7 @@ weights. What is pruned can be packed; the embedding and the head can be as well
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,15 @@ def packable(model: nn.Module) -> dict[str, Packing]:
     found = {**_of_blocks(model), **_around(model)}
     order = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return {name: found[name] for name in order if name in found}
+
+
+def guard_name(packed_parameters: Iterable[str]) -> str:
+    """The packed parameter under whose own name a packed checkpoint has an empty tensor.
+
+    transformers that has not heard of symprune leaves out what it does not know and fills the
+    weights with random numbers; over a tensor of the wrong shape it stops.
+    """
+    return min(packed_parameters)
 
 
 def _of_blocks(model: nn.Module) -> dict[str, Packing]:
