@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "values": {"update", *TENSORS},
     "recipe": {"refine", "update", "allocate", "values", *TENSORS},
     "models": BASE,
-    "runtime": {"masks", "values", *BASE},
+    "runtime": {"masks", "values", "models", *BASE},
     "maskset": {"masks", "models", *BASE},
     "engine": {"refine", "update", "allocate", "values", *ARTEFACTS},
     "checkpoint": {"symprune", "engine", "values", *ARTEFACTS},
