@@ -54,8 +54,8 @@ class OutputFiles:
 
     def write_block(self, index: int, pruned: PrunedBlock) -> None:
         """The block that is in memory, and its masks, on the disk when this returns."""
-        model, kept = self.streamed.model, pruned.masks
-        values = {n: self._to_stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
+        kept = pruned.masks
+        values = {n: to_stored(self.streamed, self.source, n, kept[n]) for n in kept}
         values = self.streamed.names.take_apart(values)
         used = {FILE_NAME: self.masks}
         for key in self.streamed.keys_of_block(index):
@@ -69,17 +69,6 @@ class OutputFiles:
             self.masks.write(name, kept.bits(name))
         for file in used.values():
             file.sync()
-
-    def _to_stored(self, name: str, computed: Tensor, keep: Tensor) -> Tensor:
-        """A parameter in the type it is stored in. One that was computed in a type with fewer
-        digits gets back those it had, unless it was changed."""
-        dtype, narrow = self.streamed.dtype, self.streamed.compute
-        if computed.dtype == dtype or narrow == torch.float32:
-            return computed.to(dtype)
-        before = self.streamed.names.read(self.source, name).to(computed.device, dtype)
-        same = before.to(narrow) == computed
-        found = torch.where(same, before, computed.to(dtype))
-        return found.masked_fill_(~keep.to(found.device), 0)
 
     def write_rest(self) -> None:
         """What belongs to no block, and the index."""
@@ -98,6 +87,19 @@ class OutputFiles:
 
     def _file_of(self, key: str) -> OutputFile:
         return self.files[self.source.entries[key].file]
+
+
+def to_stored(streamed: StreamedModel, source: Shards, name: str, keep: Tensor) -> Tensor:
+    """A parameter of the block in memory in the type it is stored in. One that was computed in a
+    type with fewer digits gets back those it had, unless it was changed."""
+    computed = streamed.model.get_parameter(name).data
+    dtype, narrow = streamed.dtype, streamed.compute
+    if computed.dtype == dtype or narrow == torch.float32:
+        return computed.to(dtype)  # type: ignore[no-any-return]
+    before = streamed.names.read(source, name).to(computed.device, dtype)
+    same = before.to(narrow) == computed
+    found = torch.where(same, before, computed.to(dtype))
+    return found.masked_fill_(~keep.to(found.device), 0)
 
 
 def plain_headers(source: Shards, streamed: StreamedModel, keep_types: bool) -> dict[str, bytes]:

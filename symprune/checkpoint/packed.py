@@ -17,7 +17,7 @@ from torch import Tensor
 
 from symprune import masks, maskset
 from symprune.checkpoint import output_folder
-from symprune.checkpoint.packed_files import PackedFiles, matrices_by_parameter
+from symprune.checkpoint.packed_files import PackedFiles, pack_floats
 from symprune.checkpoint.packed_shards import (
     MANIFEST,
     Manifest,
@@ -58,7 +58,7 @@ def pack(
         files.create()
         for index in range(len(streamed)):
             tick(index, steps)
-            files.write_part(index, _pack_block(streamed, index))
+            files.write_part(index, _pack_block(streamed, files, index))
         tick(len(streamed), steps)
         own = {*source.files, INDEX}
         told = _header_of_told_masks(folder, files)
@@ -103,17 +103,13 @@ def weight_files(folder: Path) -> list[str]:
     return [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
 
 
-def _pack_block(streamed: StreamedModel, index: int) -> dict[str, Tensor]:
+def _pack_block(streamed: StreamedModel, files: PackedFiles, index: int) -> dict[str, Tensor]:
     """The block's parameters that are smaller packed."""
     blobs = {}
     with streamed.block(index):
-        for name, matrices in matrices_by_parameter(streamed.layout.matrices(index)).items():
-            first = matrices[0]
-            pieces = [matrix.weight for matrix in matrices]
-            stacked = first.piece is not None
-            packed = blob.encode_floats(pieces, transposed=first.transposed, stacked=stacked)
-            dense = sum(piece.numel() * piece.element_size() for piece in pieces)
-            if packed.numel() < dense:
+        for name in {matrix.parameter_name: None for matrix in streamed.layout.matrices(index)}:
+            packed = pack_floats(files.packings[name], streamed.model.get_parameter(name).data)
+            if packed is not None:
                 blobs[name] = packed
     return blobs
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.output_files import index_of, mask_header, plain_headers
+from symprune.checkpoint.output_files import index_of, mask_header, plain_headers, to_stored
 from symprune.checkpoint.packed_shards import (
     MANIFEST,
     Manifest,
@@ -31,16 +31,18 @@ from symprune.checkpoint.tensor_files import (
     SINGLE,
     OutputFile,
     Shards,
+    TensorEntry,
     make_header,
     parse_header,
 )
+from symprune.engine.blocks import PrunedBlock
 from symprune.errors import SympruneError
 from symprune.machine import durable
-from symprune.maskset import FILE_NAME, MaskSet
-from symprune.models.matrices import Matrix
+from symprune.maskset import FILE_NAME
 from symprune.runtime import blob
-from symprune.values.grid import GRIDS, OnGrid
-from symprune.values.nearest import round_to_grid
+from symprune.runtime.packable import BLOCKS, Packing, guard_name, packable
+from symprune.values.grid import Grid, OnGrid
+from symprune.values.scales import round_to_grid
 
 QUANTIZATION = "quantization_config"
 LARGEST_FILE = 4 * 2**30
@@ -56,7 +58,7 @@ class PackedFiles:
         streamed: StreamedModel,
         source: Shards,
         keep_types: bool,
-        head: str | None = None,
+        head: Grid | None = None,
     ) -> None:
         """head: the grid that embedding and head are rounded to, if any."""
         self.folder = folder
@@ -64,6 +66,7 @@ class PackedFiles:
         self.streamed = streamed
         self.source = source
         self.head = head
+        self.packings = packable(streamed.model)
         raw = plain_headers(source, streamed, keep_types)
         self.headers = {name: parse_header(raw[name], name) for name in source.files}
         self.entries = {e.name: e for header in self.headers.values() for e in header.entries}
@@ -89,18 +92,28 @@ class PackedFiles:
             return open_shards(self.folder)
         return self._open_parts(range(len(self.streamed)))
 
-    def write_block(self, index: int, kept: MaskSet, values: Mapping[str, OnGrid]) -> None:
-        """The block that is in memory, on the disk when this returns. What has values is packed,
-        anything else is as it is in the source."""
-        blobs = {}
-        for name, pieces in matrices_by_parameter(self.streamed.layout.matrices(index)).items():
-            if any(matrix.name in values for matrix in pieces):
-                blobs[name] = _encode_codes(pieces, kept[name], values)
-        self.write_part(index, blobs)
+    def write_block(self, index: int, pruned: PrunedBlock) -> None:
+        """The block that is in memory, packed, on the disk when this returns."""
+        blobs, plain = dict[str, Tensor](), dict[str, Tensor]()
+        for name in pruned.masks:
+            packing, keep = self.packings[name], pruned.masks[name]
+            if any(matrix in pruned.values for matrix in packing.matrices):
+                blobs[name] = _encode_codes(packing, keep, pruned.values)
+                continue
+            weight = to_stored(self.streamed, self.source, name, keep)
+            packed = pack_floats(packing, weight)
+            if packed is None:
+                plain[name] = weight
+            else:
+                blobs[name] = packed
+        self.write_part(index, blobs, plain)
 
-    def write_part(self, index: int, blobs: Mapping[str, Tensor]) -> None:
-        """A block whose parameters are packed as in `blobs`, or else are as in the source."""
-        self._write(self._part(index), blobs, self.streamed.keys_of_block(index))
+    def write_part(
+        self, index: int, blobs: Mapping[str, Tensor], plain: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """A block with these parameters packed, these plain, and the others as in the source."""
+        keys = self.streamed.keys_of_block(index)
+        self._write(self._part(index), keys, blobs, self.streamed.names.take_apart(plain or {}))
 
     def write_rest(self) -> None:
         """What belongs to no block; then everything in few files, and what the folder is."""
@@ -112,11 +125,8 @@ class PackedFiles:
         that the blobs tell."""
         blocks = range(len(self.streamed))
         done = {key for index in blocks for key in self.streamed.keys_of_block(index)}
-        self._write(
-            self._part(len(blocks)),
-            self._pack_head() if self.head else {},
-            [key for key in self.source if key not in done],
-        )
+        rest = [key for key in self.source if key not in done]
+        self._write(self._part(len(blocks)), rest, self._pack_head(), {})
         written = self._open_parts(range(len(blocks) + 1))
         manifest = Manifest(
             files={name: text_of(header) for name, header in self.headers.items()},
@@ -153,7 +163,13 @@ class PackedFiles:
             checksums |= about["checksums"]
         return PackedShards(stored, self.headers, places, checksums)
 
-    def _write(self, path: Path, blobs: Mapping[str, Tensor], keys: list[str]) -> None:
+    def _write(
+        self,
+        path: Path,
+        keys: list[str],
+        blobs: Mapping[str, Tensor],
+        changed: Mapping[str, Tensor],
+    ) -> None:
         places: dict[str, Place] = {}
         tensors: dict[str, Tensor] = {}
         for name, packed in blobs.items():
@@ -161,9 +177,10 @@ class PackedFiles:
             tensors[blob.packed_name(name)] = packed
         for key in keys:
             if key not in places:
-                tensors[key] = self.source.read(key).to(DTYPES[self.entries[key].dtype])
+                tensor = changed[key] if key in changed else self.source.read(key)
+                tensors[key] = tensor.to("cpu", DTYPES[self.entries[key].dtype]).contiguous()
         about = {
-            "places": {key: list(vars(place).values()) for key, place in places.items()},
+            "places": {key: list(astuple(place)) for key, place in places.items()},
             "checksums": {name: checksum(tensor) for name, tensor in tensors.items()},
         }
         metadata = {name: json.dumps(content) for name, content in about.items()}
@@ -171,78 +188,80 @@ class PackedFiles:
 
     def _find_places(self, name: str, packed: Tensor) -> dict[str, Place]:
         """Which tensors of the plain checkpoint a packed parameter holds, and where in it."""
-        names = self.streamed.names
-        sources = names.sources[name]
-        if len(sources) == 1 and sources[0][1] is None:
-            return {sources[0][0]: Place(name)}
-        dense = blob.decode(packed, self.streamed.dtype)
-        apart = names.take_apart({name: dense})
-        return {key: locate(name, dense, part) for key, part in apart.items()}
+        names, packing = self.streamed.names, self.packings[name]
+        found: dict[str, Place] = {}
+        for same in (name, *packing.tied):
+            sources = names.sources.get(same, [])
+            if len(sources) == 1 and sources[0][1] is None:
+                found[sources[0][0]] = Place(name)
+            elif sources:
+                dense = blob.decode(packed, self.streamed.dtype).view(packing.shape)
+                apart = names.take_apart({same: dense})
+                found |= {key: locate(name, dense, part) for key, part in apart.items()}
+        return found
 
     def _pack_head(self) -> dict[str, Tensor]:
         """The embedding and the head, rounded; where they are one, the embedding alone."""
-        assert self.head is not None
-        model, names, blobs = self.streamed.model, self.streamed.names, dict[str, Tensor]()
-        modules = (model.get_input_embeddings(), model.get_output_embeddings())
-        seen: set[int] = set()
-        for name, parameter in model.named_parameters():
-            inside = any(parameter is getattr(module, "weight", None) for module in modules)
-            if inside and name in names.sources and id(parameter) not in seen:
-                seen.add(id(parameter))
-                found = round_to_grid(names.read(self.source, name), GRIDS[self.head])
-                blobs[name] = blob.encode_codes([(found.codes, found.scales, None)], self.head)
+        if self.head is None:
+            return {}
+        blobs, names = dict[str, Tensor](), self.streamed.names
+        for name, packing in self.packings.items():
+            known = next((n for n in (name, *packing.tied) if n in names.sources), None)
+            if packing.part != BLOCKS and known is not None:
+                found = round_to_grid(names.read(self.source, known), self.head)
+                kind = self.head.name
+                blobs[name] = blob.encode_codes([(found.codes, found.scales, None)], kind)
         return blobs
 
-    def _gather(self, stored: Shards) -> None:
+    def _gather(self, parts: Shards) -> None:
         """The parts' tensors in files of a convenient size, and the index of these."""
-        groups: list[list[Any]] = [[]]
+        groups: list[list[TensorEntry]] = [[]]
         room = LARGEST_FILE
-        for header in stored.headers.values():
+        for header in parts.headers.values():
             size = sum(entry.size for entry in header.entries)
             if groups[-1] and size > room:
                 groups.append([])
                 room = LARGEST_FILE
             groups[-1] += header.entries
             room -= size
-        count = len(groups)
-        index: dict[str, str] = {}
+        packed = [name for name in self.packings if blob.packed_name(name) in parts]
+        guards = [guard_name(packed)] if packed else []
+        count, index = len(groups), dict[str, str]()
         for number, entries in enumerate(groups, 1):
             name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else SINGLE
             described = [(e.name, DTYPES[e.dtype], e.shape) for e in entries]
+            described += [(guard, torch.float32, (0,)) for guard in guards]
             file = OutputFile(self.folder / name, make_header(described, {"format": "pt"}))
             file.create()
             for entry in entries:
-                file.copy(entry.name, stored)
-                index[entry.name] = name
+                file.copy(entry.name, parts)
             file.sync()
             file.close()
+            index |= dict.fromkeys((tensor for tensor, *_ in described), name)
+            guards = []
         if count > 1:
             total = sum(entry.size for entries in groups for entry in entries)
             content = {"metadata": {"total_size": total}, "weight_map": index}
             durable.write_text(self.folder / INDEX, json.dumps(content, indent=2) + "\n")
 
 
-def matrices_by_parameter(matrices: Iterable[Matrix]) -> dict[str, list[Matrix]]:
-    """The matrices that each parameter is, or is stacked of."""
-    found: dict[str, list[Matrix]] = {}
-    for matrix in matrices:
-        found.setdefault(matrix.parameter_name, []).append(matrix)
-    return found
+def pack_floats(packing: Packing, weight: Tensor) -> Tensor | None:
+    """A parameter's blob, if it is smaller than the parameter."""
+    if weight.dtype not in blob.FLOATS.values():
+        return None
+    how = {"transposed": packing.transposed, "stacked": packing.stacked}
+    packed = blob.encode_floats(packing.pieces(weight), **how)
+    return packed if packed.numel() < weight.numel() * weight.element_size() else None
 
 
-def _encode_codes(
-    pieces: list[Matrix], keep: Tensor, values: Mapping[str, OnGrid]
-) -> Tensor:
-    """A parameter's blob. A piece that no calibration token came by has no values: it is rounded."""
-    grid = next(values[matrix.name].grid for matrix in pieces if matrix.name in values)
-    found = []
-    for matrix in pieces:
-        value = values.get(matrix.name) or round_to_grid(matrix.weight, grid)
-        kept = matrix.slice_of(keep)
-        found.append((value.codes.cpu(), value.scales.cpu(), None if kept.all() else kept))
-    first = pieces[0]
-    stacked = first.piece is not None
-    return blob.encode_codes(found, grid.name, transposed=first.transposed, stacked=stacked)
+def _encode_codes(packing: Packing, keep: Tensor, values: Mapping[str, OnGrid]) -> Tensor:
+    """A parameter's blob, from its matrices on a grid."""
+    pieces = []
+    for name, kept in zip(packing.matrices, packing.pieces(keep), strict=True):
+        pieces.append((values[name].codes, values[name].scales, None if kept.all() else kept))
+    kind = values[packing.matrices[0]].grid.name
+    how = {"transposed": packing.transposed, "stacked": packing.stacked}
+    return blob.encode_codes(pieces, kind, **how)
 
 
 def locate(name: str, parameter: Tensor, part: Tensor) -> Place:
@@ -256,4 +275,6 @@ def locate(name: str, parameter: Tensor, part: Tensor) -> Place:
             if there.shape == part.shape and torch.equal(there[:1], part[:1]):
                 if torch.equal(there, part):
                     return place
-    raise SympruneError(f"{name} is not made of rows of the checkpoint's tensors; it is not packed.")
+    raise SympruneError(
+        f"{name} is not made of rows of the checkpoint's tensors; it is not packed."
+    )

@@ -234,10 +234,10 @@ def _create_files(
     """Plain files; packed ones where values are on a grid."""
     recipe, place = job.recipe, (opened.streamed, opened.shards, job.dtype == "auto")
     files: OutputFiles | PackedFiles
-    if getattr(recipe,'values',None) is None and getattr(recipe,'values_head',None) is None:
+    if recipe.rounding is None and recipe.head_grid is None:
         files = OutputFiles(work / resume.OUTPUT, *place)
     else:
-        files = PackedFiles(work / resume.OUTPUT, work / PARTS, *place, recipe.values_head)
+        files = PackedFiles(work / resume.OUTPUT, work / PARTS, *place, recipe.head_grid)
     walk.check_pattern(opened.streamed.layout, recipe)
     if distributed.rank() == 0 and not (progress.finished and files.is_there(progress.finished)):
         output_folder.check_room(job.folder, files.size)
