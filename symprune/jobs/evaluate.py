@@ -11,7 +11,7 @@ from typing import Any
 
 from symprune import calibration
 from symprune.checkpoint.load import load_computing, local_folder
-from symprune.checkpoint.packed import open_shards
+from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.record import read_record
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.engine import bos
