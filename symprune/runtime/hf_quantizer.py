@@ -117,6 +117,7 @@ class SympruneQuantizer(HfQuantizer):
         packed = set(packed_parameters(model))
         unpack_model(model)
         _rename_ties(model, {packed_name(name): name for name in packed})
+        model._weight_conversions = None  # and is saved as its family is
         return model
 
 

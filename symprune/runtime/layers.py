@@ -155,6 +155,14 @@ def packed_parameters(model: nn.Module) -> dict[str, tuple[PackedModule, str]]:
     }
 
 
+def cast_packed(model: nn.Module, dtype: torch.dtype, to: torch.dtype) -> None:
+    """Have weights that are expanded to `dtype` be expanded to another type."""
+    for module, leaf in packed_parameters(model).values():
+        slot = module.packed_slots[leaf]
+        if slot.dtype == dtype:
+            module.packed_slots[leaf] = replace(slot, dtype=to)
+
+
 def sampled_sparsity(blob: Tensor, layout: Layout) -> float:
     """The share of zeros in some panels of a matrix."""
     if not layout.masked:
