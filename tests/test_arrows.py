@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "runtime": {"masks", "values", "models", *BASE},
     "maskset": {"masks", "models", *BASE},
     "engine": {"refine", "update", "allocate", "values", *ARTEFACTS},
-    "checkpoint": {"symprune", "engine", "values", *ARTEFACTS},
+    "checkpoint": {"symprune", "engine", "runtime", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "token_loss", *BASE},
     "jobs": {"checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", *ARTEFACTS},

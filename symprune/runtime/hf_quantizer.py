@@ -22,7 +22,7 @@ from symprune.errors import SympruneError
 from symprune.runtime.blob import packed_name, parameter_name
 from symprune.runtime.layers import pack_parameter, packed_parameters
 from symprune.runtime.packable import BLOCKS, guard_name, packable
-from symprune.runtime.unpack_model import unpack_model
+from symprune.runtime.unpack_model import rename_ties, unpack_model
 
 METHOD = "symprune"
 FORMAT = 1
@@ -68,7 +68,7 @@ class SympruneQuantizer(HfQuantizer):
         for name, size in packed.items():
             path, _, leaf = name.rpartition(".")
             blob = torch.empty(size, dtype=torch.uint8, device="meta")
-            pack_parameter(model.get_submodule(path), leaf, blob)
+            pack_parameter(model.get_submodule(path), leaf, blob, name)
         _settle(model, packed)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         guards = {rf"(^|\.){re.escape(name)}$" for name in packed if name in self._stored}
@@ -98,13 +98,9 @@ class SympruneQuantizer(HfQuantizer):
                     f"{name} is {tuple(parameter.shape)} in the model's files, "
                     f"{tuple(shape)} by its configuration."
                 )
-        for name, (module, leaf) in packed.items():
-            if module.get_parameter(packed_name(leaf)).is_meta:
-                continue  # on disk until it is used; checked then
-            try:
-                module.blob(leaf)
-            except SympruneError as error:
-                raise SympruneError(f"{name}: {error}") from error
+        for module, leaf in packed.values():
+            if not module.get_parameter(packed_name(leaf)).is_meta:
+                module.blob(leaf)  # what is on disk until it is used is checked then
         _settle_loaded(model)
         return model
 
@@ -114,9 +110,7 @@ class SympruneQuantizer(HfQuantizer):
         return state, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        packed = set(packed_parameters(model))
         unpack_model(model)
-        _rename_ties(model, {packed_name(name): name for name in packed})
         model._weight_conversions = None  # and is saved as its family is
         return model
 
@@ -139,7 +133,7 @@ def adopt(model: Any) -> None:
 
 def _settle(model: Any, packed: Iterable[str]) -> None:
     """What goes by parameters' names goes by those of the packed ones."""
-    _rename_ties(model, {name: packed_name(name) for name in packed})
+    rename_ties(model, {name: packed_name(name) for name in packed})
     # One expert at a time, not all of a layer: only those are expanded that tokens go to.
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
@@ -148,22 +142,6 @@ def _settle(model: Any, packed: Iterable[str]) -> None:
 def _settle_loaded(model: Any) -> None:
     model._weight_conversions = []  # a packed model is saved under the names it has in memory
     model.is_quantized = False  # transformers would refuse `half` and `float`, which work
-
-
-def _rename_ties(model: nn.Module, names: Mapping[str, str]) -> None:
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for attribute in ("all_tied_weights_keys", "_tied_weights_keys"):
-            ties = getattr(module, attribute, None)
-            if isinstance(ties, dict) and ties:
-                pairs = {
-                    _renamed(k, prefix, names): _renamed(v, prefix, names) for k, v in ties.items()
-                }
-                setattr(module, attribute, pairs)
-
-
-def _renamed(name: str, prefix: str, names: Mapping[str, str]) -> str:
-    return names.get(f"{prefix}{name}", f"{prefix}{name}").removeprefix(prefix)
 
 
 def _stored_shapes(checkpoint_files: Iterable[str] | None) -> dict[str, list[int]]:

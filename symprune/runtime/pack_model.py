@@ -32,7 +32,7 @@ def pack_model(
         blob = nn.Parameter(_encode(model, packing, given), requires_grad=False)
         for same in (name, *packing.tied):
             path, _, leaf = same.rpartition(".")
-            pack_parameter(model.get_submodule(path), leaf, blob)
+            pack_parameter(model.get_submodule(path), leaf, blob, same)
     _tell_transformers(model)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from symprune.runtime.blob import BITS, FLOATS, Codes
+from symprune.runtime.layers import cast_packed
 from symprune.runtime.pack_model import pack_model
 from symprune.runtime.packable import BLOCKS, packable
 
@@ -28,12 +29,15 @@ def pruned(family: str = "llama", sparsity: float = 0.5, seed: int = 0) -> Any:
 
 def packed(family: str = "llama", kind: str = "float32", around: bool = False) -> Any:
     """The same, packed with values of `kind`; the embedding and the head in int8 or floats."""
-    model = pruned(family)
+    model, codes = pruned(family), {}
     if kind in FLOATS:
-        model = model.to(FLOATS[kind])
+        for name, packing in packable(model).items():
+            if packing.part == BLOCKS or around:
+                weight = model.get_parameter(name)
+                weight.data = weight.data.to(FLOATS[kind])
         pack_model(model, around=around)
-        return model.float()
-    codes = {}
+        cast_packed(model, FLOATS[kind], torch.float32)
+        return model
     for name, packing in packable(model).items():
         if packing.part == BLOCKS or around:
             of_this = kind if packing.part == BLOCKS else "int8"
