@@ -175,6 +175,11 @@ class PackedShards(Shards):
         """A packed parameter as it is stored."""
         return self._stored(blob.packed_name(parameter))
 
+    def check(self) -> None:
+        """Compare the checksum of everything that is stored; a sentence where one is wrong."""
+        for name in self.checksums:
+            self._stored(name)
+
     def _decode(self, parameter: str, dtype: torch.dtype) -> Tensor:
         packed = self.packed(parameter)
         blob.check(packed)
