@@ -22,7 +22,7 @@ import psutil
 from symprune import calibration
 from symprune.checkpoint.record import versions
 from symprune.errors import SympruneError
-from symprune.jobs.bench_process import BenchProcess
+from symprune.jobs.bench_process import bench_process
 from symprune.models import hub
 
 Tell = Callable[[str], None]
@@ -103,7 +103,7 @@ def bench(
         workers: list[Worker] = []
         for contender in contenders:
             tell(f"Loading {contender.given}")
-            worker = stack.enter_context(BenchProcess(contender.given, threads))
+            worker = stack.enter_context(bench_process(contender.given, threads))
             workers.append(worker)
             worker.ask(
                 "load", **asdict(contender), prompt=prompt, access=vars(access), threads=threads,

@@ -7,49 +7,46 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
 
 from symprune.errors import SympruneError
 
 PATIENCE = 10  # seconds a process that was told to end may take
 
 
-class BenchProcess:
-    """A process that holds one model and measures it when asked; it ends with the `with` block.
+@contextmanager
+def bench_process(name: str, threads: int) -> Iterator[BenchProcess]:
+    """A process that holds one model and measures it when asked; it ends with the block.
 
-    A question and its answer are one line of JSON each. The process has the number of threads it
-    may use in its environment before any library starts some.
+    It has the number of threads it may use in its environment before any library starts some.
     """
-
-    def __init__(self, name: str, threads: int) -> None:
-        self.name = name
-        self._said = tempfile.TemporaryFile(mode="w+", errors="replace")
-        self._process = subprocess.Popen(
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as said:
+        process = subprocess.Popen(
             [sys.executable, "-m", "symprune.jobs.bench_worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,  # Ctrl-C is for the one that shows the figures
         )  # fmt: skip
-
-    def __enter__(self) -> BenchProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._process.kill()
         try:
-            self._process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        self._said.close()
+            yield BenchProcess(name, process, said)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            try:
+                process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+class BenchProcess:
+    """The process, as `bench.Worker`: a question and its answer are one line of JSON each."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], said: IO[str]) -> None:
+        self.name, self._process, self._said = name, process, said
 
     def ask(
         self, do: str, tick: Callable[[int, int], None] = lambda *_: None, **about: Any
