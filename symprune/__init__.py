@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from symprune.runtime.register import watch
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -35,6 +37,8 @@ _MODULES = (
 )
 
 __all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", "prune"]
+
+watch()  # transformers can load packed models from here on
 
 
 def __getattr__(name: str) -> Any:

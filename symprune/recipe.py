@@ -18,8 +18,11 @@ from symprune.machine import durable
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
 from symprune.validation import check_choice, check_names, to_mapping
+from symprune.values import Rounding, choose_rounding
+from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
+HEAD_VALUES = ("int8", "int4")
 SHIPPED = Path(__file__).parent / "recipes"
 
 
@@ -37,6 +40,9 @@ class Recipe:
         refine: A refinement of the mask: a name, or a mapping with `name` and options.
         update: An update of the kept weights, likewise.
         allocate: How much each layer gives, likewise; left out, all give the same.
+        values: The grid the kept weights are on (int8, int4, int3, int2), likewise; left out, they
+            have the model's type. With sparsity 0 all weights are kept, and no other step is taken.
+        values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
         calibration: The text: c4, wikitext2, builtin or a file.
         nsamples: How many windows of it.
@@ -56,6 +62,8 @@ class Recipe:
     refine: str | Mapping[str, Any] | None = None
     update: str | Mapping[str, Any] | None = None
     allocate: str | Mapping[str, Any] | None = None
+    values: str | Mapping[str, Any] | None = None
+    values_head: str | None = None
     token_limit: float | None = None
     calibration: str = "c4"
     nsamples: int = 128
@@ -84,14 +92,20 @@ class Recipe:
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
+        if self.keeps_all:  # nothing to refine, to update or to allocate
+            for step in ("refine", "update", "allocate"):
+                object.__setattr__(self, step, None)
         object.__setattr__(self, "params", criteria.get(self.method).check(self.params))
         object.__setattr__(self, "refine", to_mapping(self.refinement))
         object.__setattr__(self, "update", to_mapping(self.weight_update))
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
+        object.__setattr__(self, "values", to_mapping(self.rounding))
         self._check_steps()
 
     def _check_steps(self) -> None:
         update = self.weight_update
+        if self.values_head is not None:
+            check_choice("values_head", self.values_head, HEAD_VALUES)
         if self.refine is not None and update is not None and update.finds_mask:
             raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
         if self.allocate is not None and self.pattern is not None:
@@ -130,12 +144,35 @@ class Recipe:
         return choose_allocation(self.allocate)
 
     @property
+    def rounding(self) -> Rounding | None:
+        return choose_rounding(self.values)
+
+    @property
+    def head_grid(self) -> Grid | None:
+        return None if self.values_head is None else GRIDS[self.values_head]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no weight goes and values alone are asked for: then no criterion has a say."""
+        return self.values is not None and self.target_sparsity == 0
+
+    @property
     def target_sparsity(self) -> float:
         """The fraction of prunable weights that goes."""
         return self.n_of_m.sparsity if self.n_of_m else float(self.sparsity or 0)
 
     def describe(self) -> str:
         """One line for tables: `ria alpha=0.5, 50 % per row`."""
+        parts = ["all weights kept"] if self.keeps_all else self._describe_mask()
+        if self.token_limit is not None:
+            parts.append(f"token limit {self.token_limit:g}")
+        if self.rounding is not None:
+            parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
+        if self.values_head is not None:
+            parts.append(f"embeddings and head {self.values_head}")
+        return ", ".join(parts)
+
+    def _describe_mask(self) -> list[str]:
         params = " ".join(f"{key}={_plain(value)}" for key, value in self.params.items())
         amount = self.pattern or f"{100 * self.target_sparsity:g} % per {self.group}"
         steps = [" ".join(part for part in (self.method, params) if part)]
@@ -144,9 +181,7 @@ class Recipe:
             steps[-1] += f" in {self.rounds} rounds"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
-        if self.token_limit is not None:
-            amount += f", token limit {self.token_limit:g}"
-        return f"{' + '.join(steps)}, {amount}"
+        return [" + ".join(steps), amount]
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}

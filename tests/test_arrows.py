@@ -31,11 +31,13 @@ MAY_IMPORT = {
     "refine": TENSORS,
     "update": TENSORS,
     "allocate": TENSORS,
-    "recipe": {"refine", "update", "allocate", *TENSORS},
+    "values": {"update", *TENSORS},
+    "recipe": {"refine", "update", "allocate", "values", *TENSORS},
     "models": BASE,
+    "runtime": {"masks", "values", "models", *BASE},
     "maskset": {"masks", "models", *BASE},
-    "engine": {"refine", "update", "allocate", *ARTEFACTS},
-    "checkpoint": {"symprune", "engine", *ARTEFACTS},
+    "engine": {"refine", "update", "allocate", "values", *ARTEFACTS},
+    "checkpoint": {"symprune", "engine", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "token_loss", *BASE},
     "jobs": {"checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", *ARTEFACTS},
@@ -198,6 +200,7 @@ def test_flower_is_imported_in_one_room() -> None:
 
 def test_formulas_know_tensors_only() -> None:
     known = {"masks", "scores", "criteria", "stats", "token_loss", "refine", "update", "allocate"}
+    known |= {"values"}
     wrong = [
         f"{name} -> {other}"
         for name, path in modules().items()

@@ -195,7 +195,8 @@ class Server:
         plan = walk.WalkPlan(self.report.recipe, self.needs)
         with torch.no_grad():
             matrices = self.layout.matrices(block)
-            self.report.masks.update(walk.prune_block(matrices, measured, self.report, plan))
+            pruned = walk.prune_block(matrices, measured, self.report, plan)
+            self.report.masks.update(pruned.masks)
         return True
 
     def finish(self) -> Numbered:
@@ -304,6 +305,12 @@ def check_recipe(recipe: Recipe) -> None:
         raise SympruneError(
             f"--update {recipe.weight_update.name} changes weights, which federated pruning does "
             "not send; leave it out."
+        )
+    if recipe.rounding is not None or recipe.head_grid is not None:
+        option = "--values" if recipe.rounding is not None else "--values-head"
+        raise SympruneError(
+            f"{option} changes weights, which federated pruning does not send; prune without it, "
+            "then put the values on a grid by symprune refine --masks FOLDER --refine none."
         )
     if recipe.allocation is not None:
         raise SympruneError(

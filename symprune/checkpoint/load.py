@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from symprune.checkpoint.packed import open_shards, packed_names, weight_files
+from symprune.checkpoint.packed import weight_files
+from symprune.checkpoint.packed_shards import is_packed, open_shards
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.machine import compute
 from symprune.models.hub import (
@@ -98,7 +99,7 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     made_by = AutoModelForCausalLM
     if not origin.gguf_file:
         made_by = auto_class(load_config(origin), trusted)
-    if origin.is_local and packed_names(Path(origin.path)):
+    if origin.is_local and is_packed(Path(origin.path)):
         return load(origin.path, dtype=dtype, trust_remote_code=trusted)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:

@@ -127,6 +127,7 @@ def write_around(
 ) -> None:
     """What a checkpoint has beside its weights: as it is in `source`, and the tokenizer."""
     config = json.loads((source / "config.json").read_text())
+    config.pop("quantization_config", None)  # of a packed source; any other is refused
     if dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = dtype

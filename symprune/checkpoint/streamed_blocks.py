@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from symprune.checkpoint.output_files import OutputFiles
+from symprune.checkpoint.packed_files import PackedFiles
 from symprune.checkpoint.resume import HiddenStates, Progress
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
-from symprune.engine.blocks import Blocks
+from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.report import LayerReport, Report
 from symprune.machine import distributed
-from symprune.maskset import MaskSet
 
 
 class StreamedBlocks(Blocks):
@@ -29,7 +29,7 @@ class StreamedBlocks(Blocks):
     def __init__(
         self,
         streamed: StreamedModel,
-        files: OutputFiles,
+        files: OutputFiles | PackedFiles,
         progress: Progress,
         allocate: Allocate | None = None,
         at_once: int = 1,
@@ -69,7 +69,7 @@ class StreamedBlocks(Blocks):
         self,
         index: int,
         report: Report,
-        kept: MaskSet,
+        pruned: PrunedBlock,
         activations: forward.Activations | None,
     ) -> None:
         """On the disk: the block, sometimes the hidden states behind it, then that it is done.
@@ -87,7 +87,7 @@ class StreamedBlocks(Blocks):
         if keep_states and activations is not None:
             self.states.keep(index + 1, activations.hidden)
         if distributed.rank() == 0:
-            self.files.write_block(index, kept)
+            self.files.write_block(index, pruned)
         distributed.wait()
         done.finished = index + 1
         done.hidden = index + 1 if keep_states else done.hidden

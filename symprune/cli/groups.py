@@ -16,6 +16,24 @@ from symprune.validation import parse_assignments
 if TYPE_CHECKING:
     from symprune.recipe import Recipe
 
+VALUES = "Values"
+ValuesName = Annotated[
+    str | None,
+    typer.Option(
+        "--values",
+        help="Put the kept weights on a grid, fitted to the dense layer's outputs: int8, int4, "
+        "int3 or int2. With --sparsity 0 all weights are kept. [dim]\\[default: as stored][/dim]",
+        rich_help_panel=VALUES,
+    ),
+]
+ValuesHead = Annotated[
+    str | None,
+    typer.Option(
+        help="Round embeddings and head to a grid as well: int8 or int4. "
+        "[dim]\\[default: as stored][/dim]",
+        rich_help_panel=VALUES,
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,
@@ -99,6 +117,22 @@ class Refining:
     def select_given(self) -> dict[str, Any]:
         """What was typed, under the names the refinements have for it."""
         return o.select_given(**{k.removeprefix("refine_"): v for k, v in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Valuing:
+    """What grids the weights are on."""
+
+    values: ValuesName = None
+    values_head: ValuesHead = None
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """The recipe with them; `none` takes away what it has."""
+        recipe = o.with_step(recipe, "values", self.values, {})
+        if self.values_head is None:
+            return recipe
+        head = None if self.values_head == "none" else self.values_head
+        return recipe.with_changes(values_head=head)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import typer
 
 from symprune.cli import console
 from symprune.cli import options as o
-from symprune.cli.groups import Choosing, Loading, Refining, Running, expand
+from symprune.cli.groups import Choosing, Loading, Refining, Running, Valuing, expand
 
 
 @expand
@@ -36,6 +36,7 @@ def prune(
     rounds: o.Rounds = None,
     allocate: o.Allocate = None,
     spread: o.Spread = None,
+    valuing: Valuing,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -48,6 +49,8 @@ def prune(
       symprune prune --model ./my-model --method wanda --pattern 2:4 --calibration builtin
 
       symprune prune --model llama3-8b --sparsity 0.6 --refine r2-dsnot --report-error
+
+      symprune prune --model llama3-8b --recipe balanced --values int4
     """
     from symprune.jobs import pruning
 
@@ -60,6 +63,7 @@ def prune(
         chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
+    chosen = valuing.apply(chosen)
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -84,6 +88,7 @@ def refine_masks(
     seed: o.Seed = None,
     bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
+    valuing: Valuing,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -99,12 +104,15 @@ def refine_masks(
         calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
     )
     made = pruning.recipe_of(masks)
-    chosen = made.with_changes(refine=None, update=None, allocate=None, **changes)
+    chosen = made.with_changes(
+        refine=None, update=None, allocate=None, values=None, values_head=None, **changes
+    )
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
     chosen = o.with_step(chosen, "update", update, fitting)
+    chosen = valuing.apply(chosen)
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:
@@ -139,9 +147,9 @@ def sweep(
     grid: Annotated[
         Path,
         typer.Option(
-            help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds "
-            "and refinements to combine; nsamples, seqlen, calibration, bos, eval_data and "
-            "eval_windows apply to every combination."
+            help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
+            "refinements, updates, allocations and values to combine; nsamples, seqlen, "
+            "calibration, bos, values_head, eval_data and eval_windows apply to every combination."
         ),
     ],
     output: Annotated[

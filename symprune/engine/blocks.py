@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ from symprune.engine import forward
 from symprune.engine.report import Report
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout
+from symprune.values.grid import OnGrid
+
+
+@dataclass
+class PrunedBlock:
+    """What became of a block: its masks by the names of parameters and, by those of matrices, what
+    is on a grid. A parameter that several matrices are stacked in has one mask, and values for
+    each of them."""
+
+    masks: MaskSet = field(default_factory=MaskSet)
+    values: dict[str, OnGrid] = field(default_factory=dict)
 
 
 class Blocks:
@@ -68,11 +80,12 @@ class Blocks:
         self,
         index: int,
         report: Report,
-        kept: MaskSet,
+        pruned: PrunedBlock,
         activations: forward.Activations | None,
     ) -> None:
-        """The block, still entered, is done: `kept` are its masks by parameter name."""
-        report.masks.update(kept)
+        """The block, still entered, is done; this is what became of it."""
+        report.masks.update(pruned.masks)
+        report.values.update(pruned.values)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()`, a value that JSON can hold, made only once for a run however often it is

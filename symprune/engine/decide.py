@@ -1,4 +1,5 @@
-"""What becomes of one matrix: score -> mask -> refine, from its weight and its statistics.
+"""What becomes of one matrix: score -> mask -> refine -> update -> values, from its weight and its
+statistics.
 
 Knows tensors and a recipe, not models, so that whoever holds the statistics can decide: the engine
 that measured them, or a server that was sent them.
@@ -19,16 +20,16 @@ from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.values.grid import OnGrid
+from symprune.values.scales import round_to_grid
 
 
 def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     """No more than the recipe, and the error report if wanted, make use of."""
-    asked = recipe.criterion.needs
+    asked = () if recipe.keeps_all else recipe.criterion.needs
     inputs = {SQUARE} if "input_norm" in asked else set()
-    if recipe.refinement is not None:
-        inputs.add(recipe.refinement.needs)
-    if recipe.weight_update is not None:
-        inputs.add(recipe.weight_update.needs)
+    steps = (recipe.refinement, recipe.weight_update, recipe.rounding)
+    inputs |= {step.needs for step in steps if step is not None and step.needs}
     if report_error:
         inputs |= {MOMENTS, GRAM}
     outputs = {SQUARE} if "output_norm" in asked else set()
@@ -37,10 +38,12 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
 
 @dataclass
 class Decision:
-    """The keep-mask (`[out, in]`) of a matrix, its new weights if it was updated, and figures."""
+    """The keep-mask (`[out, in]`) of a matrix, its new weights if they changed, the same as they
+    are on a grid if they are, and figures."""
 
     keep: Tensor
     weight: Tensor | None = None
+    values: OnGrid | None = None
     figures: dict[str, float] = field(default_factory=dict)
 
 
@@ -67,6 +70,9 @@ def decide(
         score = _score(name, values, inputs, outputs, recipe)
         return _mask(score, recipe, removed, share)
 
+    whole = base is None and recipe.keeps_all
+    if whole:
+        base = torch.ones_like(weight, dtype=torch.bool)
     update = recipe.weight_update if inputs is not None else None
     watched = held_out is not None or (report_error and inputs is not None)
     if base is None and (watched or update is None or not update.finds_mask):
@@ -77,6 +83,10 @@ def decide(
     else:
         assert base is not None
         decision = _from_base(part, weight, base, inputs, recipe)
+    if recipe.rounding is not None:
+        keep = None if whole else decision.keep
+        decision.values = recipe.rounding(weight, keep, decision.weight, inputs)
+        decision.weight = decision.values.dense(keep)
     if base is not None and watched:
         measured = inputs if report_error else None
         decision.figures = _figures(weight, base, decision, measured, held_out)
@@ -131,9 +141,12 @@ def _figures(
     held_out: ChannelStats | None,
 ) -> dict[str, float]:
     """Of the base mask and of what was decided: ||X(W~-W)||_F / ||XW||_F on the tokens that decided
-    and on others, and the mean over rows of the expected error's size."""
+    and on others, and the mean over rows of the expected error's size. Where values are on a grid,
+    the base mask's weights are rounded to it, each by itself."""
     weight = weight.float()
     changed = [weight * base]
+    if decision.values is not None:
+        changed = [round_to_grid(weight, decision.values.grid, base).dense(base)]
     if decision.weight is not None or decision.keep is not base:
         changed.append(weight * decision.keep if decision.weight is None else decision.weight)
     asked: dict[str, list[Tensor]] = {}

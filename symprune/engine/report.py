@@ -9,6 +9,7 @@ from typing import Any
 from symprune.engine.bos import Bos
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
+from symprune.values.grid import OnGrid
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,17 @@ class Report:
     """What a run did: per layer, in total, and the masks.
 
     recipe: what was asked for. seqlen: how long the windows of text were. layers: what happened to
-    each matrix. masks: what was kept. seconds: how long each stage took. peak_memory: in bytes.
-    parameters: the model's weights, prunable or not. notes: sentences the user should read. bos:
-    what was decided about BOS, if text was read.
+    each matrix. masks: what was kept. values: the matrices of a model in memory that are on a grid.
+    seconds: how long each stage took. peak_memory: in bytes. parameters: the model's weights,
+    prunable or not. notes: sentences the user should read. bos: what was decided about BOS, if text
+    was read.
     """
 
     recipe: Recipe
     seqlen: int
     layers: list[LayerReport] = field(default_factory=list)
     masks: MaskSet = field(default_factory=MaskSet)
+    values: dict[str, OnGrid] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory: int = 0
     parameters: int = 0

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from symprune import masks
 from symprune.engine import decide, forward
 from symprune.engine.allocation import divide_budget
-from symprune.engine.blocks import Blocks
+from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector, collect, distinct_inputs
 from symprune.engine.forward import Watch
+from symprune.engine.head import round_head
 from symprune.engine.reduce import reduce
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
 from symprune.engine.tokens import read_tokens
@@ -35,6 +36,8 @@ from symprune.models.support import check_supported
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, ChannelStats, Needs
 from symprune.validation import check_choice
+from symprune.values.grid import OnGrid, fetch
+from symprune.values.scales import round_to_grid
 
 GRAM_DEVICES = ("auto", "cpu", "disk")
 
@@ -126,6 +129,8 @@ def prune(
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
         with _say_how_much_is_pruned(layout, report) if blocks.in_memory else nullcontext():
             _walk(layout, blocks, tokens, report, plan, watch, tell)
+        if recipe.head_grid is not None and blocks.in_memory:
+            report.values |= round_head(model, recipe.head_grid)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
     report.peak_memory = memory.peak()
     return report
@@ -190,7 +195,7 @@ def _walk(
                 tick = ticker("collect", index)
                 measured, watched = _collect(activations, index, block, found, plan, tick)
         with _time(report, "mask"):
-            kept = prune_block(
+            pruned = prune_block(
                 found,
                 measured,
                 report,
@@ -202,7 +207,7 @@ def _walk(
             with _time(report, "advance"):
                 activations.advance(index, block, ticker("advance", index))
         with _time(report, "keep"):
-            blocks.finish(index, report, kept, activations)
+            blocks.finish(index, report, pruned, activations)
 
     for index in range(first, count):
         with blocks.block(index) as block:
@@ -281,51 +286,60 @@ def prune_block(
     plan: WalkPlan,
     watched: Collector | None = None,
     tick: forward.Tick = lambda _: None,
-) -> MaskSet:
-    """Make and apply the masks of a block; the pieces of a parameter share its mask.
+) -> PrunedBlock:
+    """Make and apply the masks and values of a block; the pieces of a parameter share its mask.
 
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
     weights = {matrix.name: matrix.weight for matrix in found}
     decide.check_finite(weights, measured.inputs, measured.outputs)
-    kept, fused, before = MaskSet(), dict[str, Tensor](), len(report.layers)
+    done, fused, before = PrunedBlock(), dict[str, Tensor](), len(report.layers)
     removed: list[Tensor] = []
     watched = watched or Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        keep = _prune_matrix(matrix, measured, report, plan, watched)
+        keep, values = _prune_matrix(matrix, measured, report, plan, watched)
+        if values is not None:
+            done.values[matrix.name] = values
         removed.append(keep.numel() - masks.count_true(keep.flatten()))
         if matrix.piece is None:
-            kept[matrix.parameter_name] = keep.T if matrix.transposed else keep
+            done.masks[matrix.parameter_name] = keep.T if matrix.transposed else keep
             continue
         if matrix.parameter_name not in fused:
             fused[matrix.parameter_name] = keep.new_ones(matrix.parameter.shape)
         matrix.slice_of(fused[matrix.parameter_name]).copy_(keep)
     for name, keep in fused.items():
-        kept[name] = keep
-    kept.fetch()
+        done.masks[name] = keep
+    done.masks.fetch()
+    done.values = fetch(done.values)
     for number, count in enumerate(host.bring(removed), before):
         report.layers[number] = replace(report.layers[number], removed=int(count))
     for kind in sorted({kind_of(name) for name in measured.unknown}):
         note = f"Left dense, no layer of a known kind: {kind}."
         if note not in report.notes:
             report.notes.append(note)
-    return kept
+    return done
 
 
 def _prune_matrix(
     matrix: Matrix, measured: Collector, report: Report, plan: WalkPlan, watched: Collector
-) -> Tensor:
-    """Make and apply a matrix's mask, `[out, in]`; how much it removes is reported later. A matrix
-    that must not be pruned keeps everything."""
+) -> tuple[Tensor, OnGrid | None]:
+    """Make and apply a matrix's mask, `[out, in]`, and its values; how much it removes is reported
+    later. A matrix that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
     weight, tokens = matrix.weight, (inputs or outputs or ChannelStats(0)).tokens
     rows, columns = weight.shape
     layer = LayerReport(matrix.name, matrix.kind, matrix.part, rows, columns, 0, tokens)
     dense = _reason_to_stay_dense(matrix, measured, plan)
     if dense:
+        values = None
+        if plan.recipe.rounding is not None and matrix.piece is not None:
+            # Those it is stored with are on a grid, so it must be as well.
+            values = round_to_grid(weight, plan.recipe.rounding.grid)
+            weight.copy_(values.dense())
+            dense += ", values rounded to the nearest"
         report.layers.append(replace(layer, dense=dense))
-        return torch.ones_like(weight, dtype=torch.bool)
+        return torch.ones_like(weight, dtype=torch.bool), values
     base = None
     if plan.base is not None:
         base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
@@ -341,12 +355,14 @@ def _prune_matrix(
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )
-    if decision.weight is not None:
+    if decision.values is not None:  # what is written are their codes
+        matrix.weight.copy_(decision.weight)
+    elif decision.weight is not None:
         # Rounded now: the blocks behind this one are to see the weights that will be written.
         matrix.weight.copy_(decision.weight.to(plan.stored or weight.dtype))
     matrix.apply(decision.keep)
     report.layers.append(replace(layer, figures=decision.figures))
-    return decision.keep
+    return decision.keep, decision.values
 
 
 def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:
@@ -357,7 +373,9 @@ def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -
     """
     if matrix.name in measured.choosing:
         return "their output picks experts or tokens"
-    asked = plan.recipe.criterion.needs
+    asked, rounding = plan.recipe.criterion.needs, plan.recipe.rounding
+    if plan.recipe.keeps_all:
+        asked = ("input_norm",) if rounding and rounding.needs else ()
     unseen = ("input_norm" in asked and matrix.name not in measured.inputs) or (
         "output_norm" in asked and matrix.name not in measured.outputs
     )

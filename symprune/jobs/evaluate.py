@@ -10,7 +10,7 @@ from typing import Any
 
 from symprune import calibration
 from symprune.checkpoint.load import load_computing, local_folder
-from symprune.checkpoint.packed import open_shards
+from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.engine import bos
 from symprune.engine.tokens import cap_seqlen

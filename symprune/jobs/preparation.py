@@ -72,10 +72,13 @@ def prepare(job: Request, tell: Tell) -> Prepared:
 
 
 def default_output(model: str, recipe: Recipe) -> str:
-    """`smollm2-135m-ria-50` or `smollm2-135m-ria-2of4`, in the current folder."""
-    name = Path(model).name.removesuffix(".gguf")
+    """`smollm2-135m-ria-50`, `smollm2-135m-ria-2of4-int4` or `smollm2-135m-int4`, in the current
+    folder."""
     amount = recipe.pattern.replace(":", "of") if recipe.pattern else f"{recipe.sparsity:.0%}"
-    return re.sub(r"[^\w.+-]+", "-", f"{name}-{recipe.method}-{amount.rstrip('%')}")
+    parts = [Path(model).name.removesuffix(".gguf")]
+    parts += [] if recipe.keeps_all else [recipe.method, amount.rstrip("%")]
+    parts += [] if recipe.rounding is None else [recipe.rounding.name]
+    return re.sub(r"[^\w.+-]+", "-", "-".join(parts))
 
 
 def default_held_out(calibrated_on: Iterable[str]) -> str:

@@ -18,7 +18,9 @@ from symprune.checkpoint import output_folder, resume
 from symprune.checkpoint.device_map import choose_devices
 from symprune.checkpoint.load import load_model, local_folder
 from symprune.checkpoint.output_files import OutputFiles
-from symprune.checkpoint.packed import open_shards, weight_files
+from symprune.checkpoint.packed import PARTS, weight_files
+from symprune.checkpoint.packed_files import PackedFiles
+from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.record import read_record, versions, write_record
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
@@ -129,6 +131,13 @@ def prune(
         report.bos = found
         said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
         report.notes[:] = list(dict.fromkeys(said))
+        if owner:
+            tell(f"Writing {job.folder}")
+            output_folder.write_around(
+                files.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
+            )
+            files.write_rest()
+        distributed.wait()
         pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.open_written()))
         figures = [] if dense is None or pruned is None else [compare(job.held_out, dense, pruned)]
         record = make_record(
@@ -136,11 +145,6 @@ def prune(
             dtype=opened.streamed.dtype, computed=computed, perplexity=figures,
         )  # fmt: skip
         if owner:
-            tell(f"Writing {job.folder}")
-            files.write_rest()
-            output_folder.write_around(
-                files.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
-            )
             write_record(files.folder, record)
     meter.close()
     distributed.wait()
@@ -224,10 +228,18 @@ def _facts(
     }
 
 
-def _create_files(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> OutputFiles:
-    files = OutputFiles(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
-    walk.check_pattern(opened.streamed.layout, job.recipe)
-    if distributed.rank() == 0 and not (progress.finished and files.is_there()):
+def _create_files(
+    job: Job, opened: _Opened, work: Path, progress: resume.Progress
+) -> OutputFiles | PackedFiles:
+    """Plain files; packed ones where values are on a grid."""
+    recipe, place = job.recipe, (opened.streamed, opened.shards, job.dtype == "auto")
+    files: OutputFiles | PackedFiles
+    if recipe.rounding is None and recipe.head_grid is None:
+        files = OutputFiles(work / resume.OUTPUT, *place)
+    else:
+        files = PackedFiles(work / resume.OUTPUT, work / PARTS, *place, recipe.head_grid)
+    walk.check_pattern(opened.streamed.layout, recipe)
+    if distributed.rank() == 0 and not (progress.finished and files.is_there(progress.finished)):
         output_folder.check_room(job.folder, files.size)
         progress.restart()
         files.create()

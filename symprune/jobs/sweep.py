@@ -1,8 +1,8 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
-A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates
-and allocations; its cells are their combinations. Cells with the same calibration set share its
-tokens and the dense embedding pass. A cell that is in the results file already is skipped.
+A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates,
+allocations and values; its cells are their combinations. Cells with the same calibration set share
+its tokens and the dense embedding pass. A cell that is in the results file already is skipped.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from symprune import calibration, criteria
 from symprune.engine import bos, decide, forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
+from symprune.engine.head import head_parameters
 from symprune.engine.tokens import cap_seqlen, reads_text
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
@@ -48,7 +49,9 @@ class Grid:
     refinements: list[Any] = field(default_factory=lambda: [None])
     updates: list[Any] = field(default_factory=lambda: [None])
     allocations: list[Any] = field(default_factory=lambda: [None])
+    values: list[Any] = field(default_factory=lambda: [None])
     token_limits: list[float | None] = field(default_factory=lambda: [None])
+    values_head: str | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
@@ -83,10 +86,11 @@ class Grid:
             self.refinements,
             self.updates,
             self.allocations,
+            self.values,
             self.token_limits,
             self.seeds,
         )
-        for method, amount, group, refine, update, allocate, limit, seed in combinations:
+        for method, amount, group, refine, update, allocate, values, limit, seed in combinations:
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
             for params in self._params(name, named):
@@ -98,6 +102,8 @@ class Grid:
                     refine=refine,
                     update=update,
                     allocate=None if "pattern" in amount else allocate,
+                    values=values,
+                    values_head=self.values_head,
                     token_limit=limit,
                     calibration=self.calibration,
                     nsamples=self.nsamples,
@@ -138,10 +144,7 @@ class Sweep:
         self._embedded: dict[
             tuple[Any, ...], tuple[Tensor, Tensor | None, forward.Activations]
         ] = {}
-        self._dense = {
-            id(m.parameter): m.parameter.detach().clone()
-            for m in find_layout(self.model).all_matrices()
-        }
+        self._dense = [(each, each.detach().clone()) for each in self._changing()]
 
     def run(
         self,
@@ -259,8 +262,14 @@ class Sweep:
 
     @torch.no_grad()
     def _restore(self) -> None:
-        for matrix in find_layout(self.model).all_matrices():
-            matrix.parameter.copy_(self._dense[id(matrix.parameter)])
+        for parameter, dense in self._dense:
+            parameter.copy_(dense)
+
+    def _changing(self) -> list[Tensor]:
+        """The parameters a cell may change, each once."""
+        found = {id(m.parameter): m.parameter for m in find_layout(self.model).all_matrices()}
+        found |= {id(each): each for each in head_parameters(self.model).values()}
+        return list(found.values())
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:

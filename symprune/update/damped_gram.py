@@ -31,9 +31,17 @@ class DampedGram:
     def diagonal(self) -> Tensor:
         return self.gram.diagonal() + self.added
 
+    def square(self, columns: slice) -> Tensor:
+        """G + R among some columns."""
+        return self.gram[columns, columns] + self.added[columns].diag()
+
     def pull(self, lost: Tensor) -> Tensor:
         """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
         return torch.addmm(lost * self.added, lost, self.gram)
+
+    def error(self, lost: Tensor) -> Tensor:
+        """d^T (G + R) d for what each row has lost."""
+        return torch.linalg.vecdot(lost, self.pull(lost))
 
     def descend(
         self, weight: Tensor, fitted: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0

@@ -1,0 +1,176 @@
+"""Packed models in transformers: `from_pretrained` makes them, `save_pretrained` writes them.
+
+The only file of this room that imports transformers. `register.py` has it imported when
+transformers looks for the ways it can load a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from symprune.errors import SympruneError
+from symprune.runtime.blob import packed_name, parameter_name
+from symprune.runtime.layers import PackedModule, pack_parameter, packed_parameters
+from symprune.runtime.packable import guard_name
+from symprune.runtime.unpack_model import unpack_model
+
+METHOD = "symprune"
+FORMAT = 1
+
+
+class SympruneConfig(QuantizationConfigMixin):
+    """`quantization_config` in a packed model's config.json; what else is there is kept."""
+
+    def __init__(self, quant_method: str = METHOD, format: int = FORMAT, **others: Any) -> None:
+        self.quant_method = quant_method  # type: ignore[assignment]
+        self.format = format
+        vars(self).update(others)
+
+
+class SympruneQuantizer(HfQuantizer):
+    """Loads and saves models whose weights are packed and stay so."""
+
+    requires_calibration = True  # a packed model is made by symprune, not while it is loaded
+    is_trainable = True  # adapters on top of it are
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        found = getattr(self.quantization_config, "format", None)
+        if found != FORMAT:
+            raise SympruneError(
+                f"The model is packed in format {found}; this symprune reads format {FORMAT}."
+            )
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Iterable[str] | None = None, **kwargs: Any
+    ) -> Any:
+        self._stored = _stored_sizes(checkpoint_files)
+        packed = _places(model, self._stored)
+        if not packed:
+            raise SympruneError("The model's files hold no packed weights that belong to it.")
+        ties = dict(getattr(model, "all_tied_weights_keys", None) or {})
+        for target, source in ties.items():
+            for name, other in ((target, source), (source, target)):
+                packed.setdefault(name, packed[other]) if other in packed else None
+        for name, size in packed.items():
+            path, _, leaf = name.rpartition(".")
+            blob = torch.empty(size, dtype=torch.uint8, device="meta")
+            pack_parameter(model.get_submodule(path), leaf, blob)
+        _settle(model, packed)
+        known = model._keys_to_ignore_on_load_unexpected or ()
+        guards = {rf"(^|\.){re.escape(name)}$" for name in packed}
+        model._keys_to_ignore_on_load_unexpected = {*known, *guards}
+        return model
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
+        """transformers' rules for other names are for what is not packed."""
+        for rule in weight_conversions:
+            pattern = getattr(rule, "compiled_sources", None)
+            if pattern is not None:
+                rule.compiled_sources = re.compile(rf"(?!.*[._]packed$)(?:{pattern.pattern})")
+        return weight_conversions
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for name, (module, leaf) in packed_parameters(model).items():
+            if module.get_parameter(packed_name(leaf)).is_meta:
+                continue  # on disk until it is used; checked then
+            try:
+                module.blob(leaf)
+            except SympruneError as error:
+                raise SympruneError(f"{name}: {error}") from error
+        _settle_loaded(model)
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any, *_: Any) -> tuple[dict[str, Tensor], dict]:
+        state = model.state_dict()
+        state[guard_name(packed_parameters(model))] = torch.empty(0)
+        return state, {}
+
+    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        packed = set(packed_parameters(model))
+        unpack_model(model)
+        _rename_ties(model, {packed_name(name): name for name in packed})
+        return model
+
+
+def register(auto: Any) -> None:
+    """Make the method known to transformers, whose `quantizers.auto` this is."""
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = SympruneConfig
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = SympruneQuantizer
+
+
+def adopt(model: Any) -> None:
+    """Make a model that was packed in memory one that transformers knows to be packed."""
+    packed = set(packed_parameters(model))
+    _settle(model, packed)
+    _settle_loaded(model)
+    model.config.quantization_config = SympruneConfig()
+    model.hf_quantizer = SympruneQuantizer(model.config.quantization_config)
+    model.quantization_method = METHOD
+
+
+def _settle(model: Any, packed: Iterable[str]) -> None:
+    """What goes by parameters' names goes by those of the packed ones."""
+    _rename_ties(model, {name: packed_name(name) for name in packed})
+    # One expert at a time, not all of a layer: only those are expanded that tokens go to.
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+
+
+def _settle_loaded(model: Any) -> None:
+    model._weight_conversions = []  # a packed model is saved under the names it has in memory
+    model.is_quantized = False  # transformers would refuse `half` and `float`, which work
+
+
+def _rename_ties(model: nn.Module, names: Mapping[str, str]) -> None:
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for attribute in ("all_tied_weights_keys", "_tied_weights_keys"):
+            ties = getattr(module, attribute, None)
+            if isinstance(ties, dict) and ties:
+                pairs = {
+                    _renamed(k, prefix, names): _renamed(v, prefix, names) for k, v in ties.items()
+                }
+                setattr(module, attribute, pairs)
+
+
+def _renamed(name: str, prefix: str, names: Mapping[str, str]) -> str:
+    return names.get(f"{prefix}{name}", f"{prefix}{name}").removeprefix(prefix)
+
+
+def _stored_sizes(checkpoint_files: Iterable[str] | None) -> dict[str, int]:
+    """The packed tensors in a model's files, by name, with their bytes."""
+    sizes: dict[str, int] = {}
+    for path in checkpoint_files or ():
+        if not str(path).endswith(".safetensors"):
+            raise SympruneError(f"A packed model is in safetensors files, {path} is none.")
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (it is not a dictionary)
+                if key.endswith((".packed", "_packed")):
+                    sizes[key] = file.get_slice(key).get_shape()[0]
+    return sizes
+
+
+def _places(model: Any, stored: Mapping[str, int]) -> dict[str, int]:
+    """The model's parameters that are packed in its files, with their bytes. As everywhere in
+    transformers, a model without a head takes the weights of one with a head, and the reverse."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    prefix = f"{model.base_model_prefix}."
+    found: dict[str, int] = {}
+    for key, size in stored.items():
+        name = parameter_name(key)
+        for candidate in (name, name.removeprefix(prefix), f"{prefix}{name}"):
+            if candidate in parameters:
+                found[candidate] = size
+                break
+    return found

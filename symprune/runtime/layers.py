@@ -1,0 +1,177 @@
+"""Modules whose weights stay packed: linear layers, embeddings, experts.
+
+A module keeps its class, its hooks and its other parameters. In the place of a weight it has the
+blob, and what asks for the weight gets a `PackedTensor`. A blob is checked before its first use, so
+that no damaged file can make a kernel read outside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from symprune.errors import SympruneError
+from symprune.runtime.blob import Layout, check, describe, packed_name, read_panels
+from symprune.runtime.packed_tensor import PackedTensor
+from symprune.runtime.product import product
+from symprune.runtime.tiles import PANEL
+
+SAMPLED = 8
+"""Panels looked at to say how sparse a matrix is."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A parameter that is packed: what it looked like, and the blob that was checked last."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    state: tuple[int, int, torch.device] | None = None
+    layout: Layout | None = None
+
+
+class PackedModule(nn.Module):
+    """What all packed modules have in common."""
+
+    dense_class: ClassVar[type[nn.Module]]
+    packed_slots: dict[str, _Slot]
+
+    def blob(self, leaf: str = "weight") -> tuple[Tensor, Layout]:
+        """The blob in the place of a parameter and what it holds, checked."""
+        slot, blob = self.packed_slots[leaf], self._parameters[packed_name(leaf)]
+        assert blob is not None
+        state = (blob.data_ptr(), 0 if blob.is_inference() else blob._version, blob.device)
+        if slot.layout is None or slot.state != state:
+            layout = _checked(blob, slot.shape)
+            self.packed_slots[leaf] = replace(slot, state=state, layout=layout)
+            return blob, layout
+        return blob, slot.layout
+
+    def __getattr__(self, name: str) -> Any:
+        slots = self.__dict__.get("packed_slots", {})
+        return self._seen(name) if name in slots else super().__getattr__(name)
+
+    def _seen(self, leaf: str) -> Tensor:
+        slot, stored = self.packed_slots[leaf], self._parameters[packed_name(leaf)]
+        if stored is None or stored.is_meta:
+            return torch.empty(slot.shape, dtype=slot.dtype, device="meta")
+        blob, layout = self.blob(leaf)
+        flat = bool(layout.pieces) and len(slot.shape) == 2
+        return PackedTensor(blob, layout, slot.dtype, None, layout.transposed, flat)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        for leaf, slot in self.packed_slots.items():
+            self.packed_slots[leaf] = replace(
+                slot, dtype=fn(torch.empty(0, dtype=slot.dtype)).dtype
+            )
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return (_revive, (self.dense_class,), *state)
+
+    def extra_repr(self) -> str:
+        known = [self.dense_class.extra_repr(self)]
+        for leaf in self.packed_slots:
+            stored = self._parameters[packed_name(leaf)]
+            if stored is not None and not stored.is_meta:
+                blob, layout = self.blob(leaf)
+                bits, sparsity = layout.bits / layout.weights, sampled_sparsity(blob, layout)
+                what = "" if leaf == "weight" else f"{leaf}: "
+                known.append(f"{what}{layout.kind}, {sparsity:.0%} zeros, {bits:.2f} bits a weight")
+        return ", ".join(part for part in known if part)
+
+
+class _LinearForward:
+    """The forward pass of a linear layer, without the detour over its weight."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        blob, layout = self.blob()
+        return product(blob, layout, x, bias=self.bias)
+
+
+@cache
+def packed_class(dense: type[nn.Module]) -> type[PackedModule]:
+    """The class of packed modules that are otherwise `dense`."""
+    plain = dense.forward is nn.Linear.forward or dense.__name__ == "Conv1D"
+    bases = (_LinearForward, PackedModule, dense) if plain else (PackedModule, dense)
+    names = {"dense_class": dense, "__module__": __name__}
+    return type(f"Packed{dense.__name__}", bases, names)
+
+
+PackedLinear = packed_class(nn.Linear)
+PackedEmbedding = packed_class(nn.Embedding)
+
+
+def _revive(dense: type[nn.Module]) -> PackedModule:
+    """An empty packed module, for what copies and pickles."""
+    made = packed_class(dense)
+    return made.__new__(made)
+
+
+def pack_parameter(module: nn.Module, leaf: str, blob: Tensor | None = None) -> None:
+    """Put a blob in the place of a module's parameter; without one, a place where it is loaded."""
+    weight = module._parameters.pop(leaf)
+    assert weight is not None
+    if not isinstance(module, PackedModule):
+        module.__class__ = packed_class(type(module))
+        module.packed_slots = {}
+    if blob is None:
+        blob = torch.empty(0, dtype=torch.uint8, device="meta")
+    if not isinstance(blob, nn.Parameter):
+        blob = nn.Parameter(blob, requires_grad=False)
+    module.packed_slots[leaf] = _Slot(tuple(weight.shape), weight.dtype)
+    module.register_parameter(packed_name(leaf), blob)
+
+
+def unpack_parameter(module: PackedModule, leaf: str, weight: nn.Parameter | None = None) -> None:
+    """Put the dense weight back in its place: expanded, or the one given."""
+    if weight is None:
+        seen = module._seen(leaf)
+        dense = seen.dense().contiguous() if isinstance(seen, PackedTensor) else seen
+        weight = nn.Parameter(dense, requires_grad=False)
+    del module.packed_slots[leaf], module._parameters[packed_name(leaf)]
+    if not module.packed_slots:
+        del module.__dict__["packed_slots"]
+        module.__class__ = module.dense_class
+    module.register_parameter(leaf, weight)
+
+
+def packed_parameters(model: nn.Module) -> dict[str, tuple[PackedModule, str]]:
+    """Every packed parameter's name, as it was, with its module and its name there."""
+    return {
+        ".".join(part for part in (path, leaf) if part): (module, leaf)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, PackedModule)
+        for leaf in module.packed_slots
+    }
+
+
+def sampled_sparsity(blob: Tensor, layout: Layout) -> float:
+    """The share of zeros in some panels of a matrix."""
+    if not layout.masked:
+        return 0.0
+    every = max(layout.all_panels // SAMPLED, 1)
+    panels = np.arange(0, layout.all_panels, every)
+    keep = read_panels(blob, layout, panels).keep
+    rows = [min(PANEL, layout.rows - panel % layout.panels * PANEL) for panel in panels]
+    return 1 - float(np.count_nonzero(keep)) / (sum(rows) * layout.columns)
+
+
+def _checked(blob: Tensor, shape: tuple[int, ...]) -> Layout:
+    plain = blob.detach().cpu()
+    layout = describe(plain)
+    here = layout.shape
+    flat = (here[0] * here[1], here[2]) if len(here) == 3 and len(shape) == 2 else here
+    if flat != shape or math.prod(here) != math.prod(shape):
+        raise SympruneError(f"A packed matrix is {here}, the model's own is {shape}.")
+    check(plain)
+    return layout
