@@ -48,7 +48,7 @@ class TorchRunner:
     def finish(
         self, data: str | None, windows: int | None, seqlen: int, tick: Callable[[int, int], None]
     ) -> dict[str, Any]:
-        bits = bits_per_weight(self.model)
+        bits = bits_per_weight(self.model, self.origin.access.trust_remote_code)
         found: dict[str, Any] = {
             "dtype": compute.name_of(self.model.dtype),
             "packed": bits.packed,
@@ -92,8 +92,11 @@ class _Bell:
 def load(about: dict[str, Any]) -> tuple[TorchRunner, int]:
     """The model, and what the process held before it came."""
     origin = hub.resolve(about["name"], hub.Access(**about["access"]))
-    check_room(hub.load_config(origin), about["prompt_tokens"], about["new_tokens"])
+    if not origin.gguf_file:  # whose configuration takes seconds to read
+        check_room(hub.load_config(origin), about["prompt_tokens"], about["new_tokens"])
     torch.set_num_threads(about["threads"])
     nn.Linear(8, 8)(torch.ones(1, 8))  # what a first product takes
     before = memory.now()
-    return TorchRunner(origin, about["dtype"], about["device"]), before
+    runner = TorchRunner(origin, about["dtype"], about["device"])
+    check_room(runner.model.config, about["prompt_tokens"], about["new_tokens"])
+    return runner, before

@@ -70,10 +70,13 @@ def load(
     name, asked = hub.split_dtype(given, dtype)
     hub.check_dtype(asked)
     origin, device = hub.resolve(name, access), hub.pick_device(request.device)
-    config, tokenizer = hub.load_config(origin), hub.load_tokenizer(origin)
+    tokenizer = hub.load_tokenizer(origin)
     ids = encode(tokenizer, request, given)
-    check_room(config, len(ids), request.max_new_tokens)
-    return Loaded(given, load_model(origin, asked).to(device).eval(), tokenizer, ids)
+    if not origin.gguf_file:  # whose configuration takes seconds to read
+        check_room(hub.load_config(origin), len(ids), request.max_new_tokens)
+    model = load_model(origin, asked).to(device).eval()
+    check_room(model.config, len(ids), request.max_new_tokens)
+    return Loaded(given, model, tokenizer, ids)
 
 
 def encode(tokenizer: Any, request: Request, name: str) -> list[int]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from symprune import calibration
+from symprune.checkpoint.parameter_names import skeleton
 from symprune.checkpoint.record import read_record
 from symprune.checkpoint.resume import digest
 from symprune.engine import bos
@@ -19,6 +21,7 @@ from symprune.errors import SympruneError
 from symprune.eval.perplexity import cut, summary
 from symprune.models import hub
 from symprune.models.layout import find_layout
+from symprune.runtime.layers import packed_parameters
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,22 @@ class Bits:
     packed: bool
 
 
-def bits_per_weight(model: nn.Module) -> Bits:
+def bits_per_weight(model: nn.Module, trusted: bool = False) -> Bits:
     """Of the decoder blocks' matrices, with all that belongs to them: masks, scales, headers."""
-    found = {m.parameter_name: m.parameter for m in find_layout(model).all_matrices()}
-    sizes = [8 * parameter.numel() * parameter.element_size() for parameter in found.values()]
-    return Bits(sum(sizes), sum(parameter.numel() for parameter in found.values()), False)
+    packed = packed_parameters(model)
+    config: Any = model.config
+    # Which parameters these are is told by their shapes, which a packed model does not show.
+    plain = skeleton(config, torch.float32, trusted) if packed else model
+    found = {m.parameter_name: m.parameter.numel() for m in find_layout(plain).all_matrices()}
+    bits = 0
+    for name in found:
+        if name in packed:
+            module, leaf = packed[name]
+            bits += module.blob(leaf)[1].bits
+        else:
+            parameter = model.get_parameter(name)
+            bits += 8 * parameter.numel() * parameter.element_size()
+    return Bits(bits, sum(found.values()), any(name in packed for name in found))
 
 
 def check_room(config: Any, prompt: int, new: int) -> None:
