@@ -21,9 +21,10 @@ from torch import Tensor
 
 from symprune.checkpoint.tensor_files import CHUNK, DTYPES, Header, Shards, parse_header
 from symprune.errors import SympruneError
+from symprune.maskset import PACKED
 from symprune.runtime import blob
 
-MANIFEST = "packed.json"
+MANIFEST = PACKED
 FORMAT = "symprune-packed"
 VERSION = 1
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -42,7 +44,8 @@ def run(command: Callable[[], object]) -> None:
     try:
         command()
     except SympruneError as error:
-        err.print(f"[bold red]Error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        said = f"[bold red]Error:[/bold red] {escape(str(error))}"
+        err.print(said, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -58,7 +61,7 @@ class Display:
     def tell(self, message: str) -> None:
         if self.progress.disable:
             return
-        self.progress.console.print(f"[dim]{message}[/dim]", highlight=False)
+        self.progress.console.print(Text(message, style="dim"))
 
     def show(self, figures: dict[str, Any]) -> None:
         """A step of a run, with its speed and the memory it takes."""
@@ -138,20 +141,26 @@ class _WholeSteps(ProgressColumn):
 
 def say_saved(place: object) -> None:
     """Where a result is."""
-    out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    out.print(f"Saved to [bold]{escape(str(place))}[/bold]", highlight=False, soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """Text of a user or a model, as it is but for what would steer the terminal."""
+    plain = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    out.file.write(plain)
+    out.file.flush()
 
 
 def notes(messages: Iterable[str]) -> None:
     """What the user should know about a result."""
     for message in messages:
-        out.print(f"[yellow]Note:[/yellow] {message}", highlight=False)
+        out.print(f"[yellow]Note:[/yellow] {escape(message)}", highlight=False)
 
 
 def prepare_libraries() -> None:
     """Before transformers and datasets are imported: keep their bars and advice out of the way of
     ours, and spare the user minutes of retries where there is no network."""
-    if not online():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    mind_network()
     import datasets
     from huggingface_hub.utils import logging as hub_logging
     from transformers import modeling_gguf_pytorch_utils as gguf
@@ -163,6 +172,12 @@ def prepare_libraries() -> None:
     gguf.tqdm = lambda items, **_: items  # the one bar that has no switch
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+
+
+def mind_network() -> None:
+    """Tell libraries that have not been imported yet that there is no network, if so."""
+    if not online():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def online() -> bool:

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from symprune import __version__
-from symprune.cli import console, measure, pack, prune
+from symprune.cli import console, measure, pack, prune, run
 from symprune.fed.cli.main import app as federated
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.command()(prune.sweep)
 app.command("eval")(measure.evaluate)
 app.command()(measure.inspect)
 app.command()(measure.report)
+app.command()(run.bench)
+app.command()(run.generate)
 app.command()(pack.pack)
 app.command()(pack.unpack)
 app.add_typer(federated, name="fed")

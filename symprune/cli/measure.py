@@ -134,7 +134,10 @@ def inspect(
 
 def report(
     source: Annotated[
-        Path, typer.Argument(help="A pruned model's folder, or the .jsonl file of a sweep.")
+        Path,
+        typer.Argument(
+            help="A pruned model's folder, the .jsonl file of a sweep or the .json file of a bench."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path(
         "report.html"
@@ -144,7 +147,7 @@ def report(
     ] = None,
     force: o.Force = False,
 ) -> None:
-    """Draw a run or a sweep as one HTML page that needs no network to view."""
+    """Draw a run, a sweep or a bench as one HTML page that needs no network to view."""
     from symprune.eval.report import write
 
     page = write(source, output, force=force, matrix=matrix)

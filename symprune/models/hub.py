@@ -148,6 +148,12 @@ def check_dtype(dtype: str) -> None:
         raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(compute.CHOICES)}.")
 
 
+def split_dtype(given: str, default: str) -> tuple[str, str]:
+    """A model and its type, of `MODEL` or `MODEL:TYPE`."""
+    name, colon, dtype = given.rpartition(":")
+    return (name, dtype) if colon and name and dtype in compute.CHOICES else (given, default)
+
+
 def load_tokenizer(origin: Origin) -> Any:
     from transformers import AutoTokenizer
 
