@@ -50,7 +50,7 @@ def save_packed(folder: Path, width: int) -> tuple[int, int]:
     for name in packable(model):
         weight = model.get_parameter(name).data
         weight[torch.rand(weight.shape) < 0.5] = 0
-        codes[name] = ("int4", packed_models.rounded(weight, "int4"))
+        codes[name] = packed_models.rounded(weight, "int4")
     pack_model(model, codes)
     model.save_pretrained(folder)
     return dense, model.get_memory_footprint()
