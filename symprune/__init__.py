@@ -21,6 +21,7 @@ _HOME = {
     "SympruneError": "symprune.errors",
     "criterion": "symprune.criteria",
     "load": "symprune.checkpoint.load",
+    "pack_model": "symprune.runtime.pack_model",
     "prune": "symprune.engine.walk",
 }
 _MODULES = (
@@ -36,7 +37,16 @@ _MODULES = (
     "stats",
 )
 
-__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", "prune"]
+__all__ = [
+    "MaskSet",
+    "Recipe",
+    "Report",
+    "SympruneError",
+    "criterion",
+    "load",
+    "pack_model",
+    "prune",
+]
 
 watch()  # transformers can load packed models from here on
 

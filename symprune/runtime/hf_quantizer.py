@@ -19,6 +19,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from symprune.errors import SympruneError
+from symprune.machine import memory
 from symprune.runtime.blob import packed_name, parameter_name
 from symprune.runtime.layers import pack_parameter, packed_parameters
 from symprune.runtime.packable import BLOCKS, guard_name, packable
@@ -101,6 +102,7 @@ class SympruneQuantizer(HfQuantizer):
         for module, leaf in packed.values():
             if not module.get_parameter(packed_name(leaf)).is_meta:
                 module.blob(leaf)  # what is on disk until it is used is checked then
+        memory.return_free_pages()
         _settle_loaded(model)
         return model
 

@@ -8,58 +8,53 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
-from symprune.runtime.blob import FLOATS, Codes, encode_codes, encode_floats
+from symprune.runtime.blob import FLOATS, encode_codes, encode_floats
 from symprune.runtime.layers import pack_parameter
 from symprune.runtime.packable import BLOCKS, Packing, packable
+from symprune.values.grid import OnGrid
 
 
 def pack_model(
-    model: nn.Module, codes: Mapping[str, tuple[str, Codes]] | None = None, *, around: bool = False
+    model: nn.Module, values: Mapping[str, OnGrid] | None = None, *, around: bool = False
 ) -> None:
-    """Pack what can be packed of `model`, in place.
+    """Pack what can be packed of a model in memory, in place: afterwards it runs from there.
 
     Args:
-        model: A causal LM with its weights; pruned ones are zero.
-        codes: By the name of a matrix its kind (int8, ...), codes, scales and keep-mask. A
-            parameter whose matrices are all there is packed as codes, of one kind.
-        around: Whether the embedding and the head are packed as well where no codes are given.
+        model: A causal LM with its weights; those that are zero are pruned.
+        values: The matrices that are on a grid, by name: a report's `values`. A parameter is packed
+            as codes if all its matrices are there, else in the type it has.
+        around: Whether the embedding and the head are packed too where no values are given.
     """
-    given = codes or {}
+    given = values or {}
     for name, packing in packable(model).items():
-        coded = [given.get(matrix) for matrix in packing.matrices]
-        if not any(coded) and packing.part != BLOCKS and not around:
+        coded = any(matrix in given for matrix in packing.matrices)
+        if not coded and packing.part != BLOCKS and not around:
             continue
         blob = nn.Parameter(_encode(model, packing, given), requires_grad=False)
         for same in (name, *packing.tied):
             path, _, leaf = same.rpartition(".")
             pack_parameter(model.get_submodule(path), leaf, blob, same)
-    _tell_transformers(model)
-
-
-def _encode(model: nn.Module, packing: Packing, given: Mapping[str, tuple[str, Codes]]) -> Tensor:
-    weight = model.get_parameter(packing.name)
-    how = {"transposed": packing.transposed, "stacked": packing.stacked}
-    coded = [given[matrix] for matrix in packing.matrices if matrix in given]
-    if len(coded) == len(packing.matrices):
-        kinds = {kind for kind, _ in coded}
-        if len(kinds) > 1:
-            raise SympruneError(
-                f"{packing.name} would have values of {' and '.join(sorted(kinds))}."
-            )
-        blob = encode_codes([each for _, each in coded], kinds.pop(), **how)
-    elif coded:
-        raise SympruneError(f"Only some of the matrices of {packing.name} have codes.")
-    else:
-        plain = weight.detach()
-        if plain.dtype not in FLOATS.values():
-            plain = plain.to(torch.float32)
-        blob = encode_floats(packing.pieces(plain), **how)
-    return blob.to(weight.device)
-
-
-def _tell_transformers(model: nn.Module) -> None:
-    """transformers' own models know that they are packed: for saving, tying and what else asks."""
-    if type(model).__module__.startswith("transformers.") or hasattr(model, "save_pretrained"):
+    if hasattr(model, "save_pretrained"):
         from symprune.runtime.hf_quantizer import adopt
 
         adopt(model)
+
+
+def _encode(model: nn.Module, packing: Packing, given: Mapping[str, OnGrid]) -> Tensor:
+    weight = model.get_parameter(packing.name).detach()
+    how = {"transposed": packing.transposed, "stacked": packing.stacked}
+    coded = [given[matrix] for matrix in packing.matrices if matrix in given]
+    if not coded:
+        plain = weight if weight.dtype in FLOATS.values() else weight.to(torch.float32)
+        return encode_floats(packing.pieces(plain), **how).to(weight.device)
+    if len(coded) < len(packing.matrices):
+        raise SympruneError(f"Only some of the matrices of {packing.name} are on a grid.")
+    kinds = sorted({each.grid.name for each in coded})
+    if len(kinds) > 1:
+        raise SympruneError(f"{packing.name} would have values of {' and '.join(kinds)}.")
+    keeps = [piece != 0 for piece in packing.pieces(weight)]
+    pieces = [
+        (each.codes, each.scales, None if keep.all() else keep)
+        for each, keep in zip(coded, keeps, strict=True)
+    ]
+    return encode_codes(pieces, kinds[0], **how).to(weight.device)

@@ -8,10 +8,11 @@ import families
 import torch
 from torch import Tensor
 
-from symprune.runtime.blob import BITS, FLOATS, Codes
+from symprune.runtime.blob import BITS, FLOATS
 from symprune.runtime.layers import cast_packed
 from symprune.runtime.pack_model import pack_model
 from symprune.runtime.packable import BLOCKS, packable
+from symprune.values.grid import GRIDS, OnGrid
 
 GROUP = 64
 
@@ -43,12 +44,12 @@ def packed(family: str = "llama", kind: str = "float32", around: bool = False) -
             of_this = kind if packing.part == BLOCKS else "int8"
             weights = packing.pieces(model.get_parameter(name).data)
             for matrix, weight in zip(packing.matrices, weights, strict=True):
-                codes[matrix] = (of_this, rounded(weight, of_this))
+                codes[matrix] = rounded(weight, of_this)
     pack_model(model, codes)
     return model
 
 
-def rounded(weight: Tensor, kind: str) -> Codes:
+def rounded(weight: Tensor, kind: str) -> OnGrid:
     """The nearest levels, with scales that reach the largest weight of each group."""
     rows, columns = weight.shape
     groups = -(-columns // GROUP)
@@ -62,4 +63,4 @@ def rounded(weight: Tensor, kind: str) -> Codes:
         codes = (steps.round() + 128).clamp(1, 255)
     else:
         codes = ((steps + top) / 2).round().clamp(0, top)
-    return codes.to(torch.uint8), scales, weight != 0
+    return OnGrid(codes.to(torch.uint8), scales, GRIDS[kind])

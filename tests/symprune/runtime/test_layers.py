@@ -78,7 +78,10 @@ def test_the_layer_gpt2_uses_is_packed_the_other_way_round() -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4", "int3", "int2"])
 def test_an_embedding_decodes_the_rows_that_are_asked_for(kind: str) -> None:
     packed = nn.Embedding(20, 70, padding_idx=0)
-    pack_parameter(packed, "weight", encode_codes([rounded(sparse(20, 70), kind)], kind))
+    weight = sparse(20, 70)
+    found = rounded(weight, kind)
+    blob = encode_codes([(found.codes, found.scales, weight != 0)], kind)
+    pack_parameter(packed, "weight", blob)
     assert isinstance(packed, PackedEmbedding)
     indices = torch.tensor([[3, 0], [19, 3]])
     assert torch.equal(packed(indices), (packed.weight + 0)[indices])
