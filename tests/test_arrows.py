@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "engine": {"refine", "update", "allocate", "values", *ARTEFACTS},
     "checkpoint": {"symprune", "engine", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "token_loss", *BASE},
-    "jobs": {"checkpoint", "engine", "eval", *ARTEFACTS},
+    "jobs": {"checkpoint", "engine", "eval", "runtime", *ARTEFACTS},
     "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", *ARTEFACTS},
     "__main__": {"cli"},
 }

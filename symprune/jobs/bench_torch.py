@@ -51,7 +51,7 @@ class TorchRunner:
         bits = bits_per_weight(self.model, self.origin.access.trust_remote_code)
         found: dict[str, Any] = {
             "dtype": compute.name_of(self.model.dtype),
-            "packed": bits.packed,
+            "packed": list(bits.packed),
             "bits_per_weight": bits.bits / bits.weights,
             "file_bytes": self._file_bytes(),
         }
