@@ -19,7 +19,7 @@ test: .venv/.ready check
 # the best there are, with one thread and with two. Threads that wait do not spin, since two runs
 # share the machine.
 NUMERICAL := $(addprefix tests/symprune/,test_scores.py test_masks.py test_stats.py refine update \
-  allocate engine/test_decide.py)
+  values allocate engine/test_decide.py)
 PROCESSORS := sse2 mkl-avx2 torch-avx2
 sse2 := MKL_CBWR=COMPATIBLE
 mkl-avx2 := MKL_ENABLE_INSTRUCTIONS=AVX2

@@ -30,11 +30,15 @@ def summary(record: Mapping[str, Any]) -> Table:
     table.add_row("non-zero weights", f"{record['parameters']:,}", f"{kept:,}")
     table.add_row("sparsity of the decoder blocks' matrices", "", percent(record["sparsity"]))
     table.add_row("sparsity of the whole model", "", percent(1 - kept / record["parameters"]))
+    if "bits_per_weight" in record:
+        bits = f"{record['bits_per_weight']:.2f}"
+        table.add_row("bits a weight of these matrices, masks and scales included", "", bits)
     seconds = record["seconds"]
     table.add_row("time to prune", "", f"{sum(seconds.values()):.1f} s")
     table.add_row("peak memory", "", size(record["peak_memory_bytes"]))
     if "output_bytes" in record:
-        table.add_row("size on disk", "", size(record["output_bytes"]))
+        before = size(record["input_bytes"]) if "input_bytes" in record else ""
+        table.add_row("size on disk", before, size(record["output_bytes"]))
     return table
 
 

@@ -20,6 +20,8 @@ from symprune.machine import durable
 from symprune.masks import count_true, pack_bits, unpack_bits
 
 FILE_NAME = "masks.safetensors"
+PACKED = "packed.json"
+"""What a folder has in which the masks are inside the packed weights."""
 
 
 class MaskSet(Mapping[str, Tensor]):
@@ -93,7 +95,7 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:
-        """Read what `save` wrote.
+        """Read what `save` wrote, or the masks inside a packed model.
 
         Args:
             path: The file, or the folder it is in.
@@ -101,6 +103,8 @@ class MaskSet(Mapping[str, Tensor]):
         from safetensors import SafetensorError, safe_open
 
         file, masks = _file(path), cls()
+        if not file.exists() and (Path(path) / PACKED).is_file():
+            return cls._from_packed(Path(path))
         try:
             with safe_open(file, framework="pt") as opened:
                 shapes = json.loads((opened.metadata() or {}).get("shapes", "null"))
@@ -113,6 +117,30 @@ class MaskSet(Mapping[str, Tensor]):
             raise SympruneError(f"There are no masks at {file}.") from error
         except (SafetensorError, json.JSONDecodeError, OSError) as error:
             raise SympruneError(f"The mask file {file} is corrupt: {error}.") from error
+        return masks
+
+    @classmethod
+    def _from_packed(cls, folder: Path) -> MaskSet:
+        from safetensors import SafetensorError, safe_open
+
+        from symprune.runtime import blob
+
+        masks = cls()
+        try:
+            about = json.loads((folder / PACKED).read_text())["masks"] or "{}"
+            shapes = json.loads(json.loads(about).get("__metadata__", {}).get("shapes", "{}"))
+            stored = {blob.packed_name(name): name for name in shapes}
+            for file in sorted(folder.glob("*.safetensors")):
+                with safe_open(file, framework="pt") as opened:
+                    for key in stored.keys() & set(opened.keys()):
+                        keep = blob.keep_mask(opened.get_tensor(key))
+                        masks[stored[key]] = keep.view(shapes[stored[key]])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise SympruneError(f"The masks in {folder} cannot be read: {error}.") from error
+        except SafetensorError as error:
+            raise SympruneError(f"A file of {folder} is corrupt: {error}.") from error
+        for name in shapes.keys() - masks.keys():
+            masks[name] = torch.ones(shapes[name], dtype=torch.bool)
         return masks
 
     @classmethod

@@ -26,6 +26,7 @@ from symprune.errors import SympruneError
 from symprune.eval.report.page import figure_text
 from symprune.masks import unpack_bits
 from symprune.maskset import FILE_NAME
+from symprune.runtime.blob import decode, packed_name
 
 BLOCKS = 192
 CORNER = 48
@@ -113,7 +114,10 @@ def _weight(folder: Path, name: str, expert: int | None) -> Tensor | None:
     for path in sorted(folder.glob("model*.safetensors")):
         try:
             with safe_open(path, framework="pt") as opened:
-                if name in opened.keys():  # noqa: SIM118 - not a mapping
+                if packed_name(name) in opened.keys():  # noqa: SIM118 - not a mapping
+                    dense = decode(opened.get_tensor(packed_name(name)), torch.float32)
+                    return dense if expert is None else dense[expert]
+                if name in opened.keys():  # noqa: SIM118
                     stored = opened.get_slice(name)
                     return stored[:] if expert is None else stored[expert]
         except (SafetensorError, OSError) as error:

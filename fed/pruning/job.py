@@ -162,4 +162,4 @@ def prune(
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
     output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
-    return add_output(record, job.folder)
+    return add_output(record, prepared.origin, job.folder)

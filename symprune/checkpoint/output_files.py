@@ -38,6 +38,10 @@ class OutputFiles:
         """Bytes the files take."""
         return sum(file.header.file_size for file in (*self.files.values(), self.masks))
 
+    def bits_per_weight(self) -> float:
+        """What a prunable weight takes."""
+        return 8 * self.streamed.dtype.itemsize
+
     def create(self) -> None:
         self.folder.mkdir(exist_ok=True)
         for file in (*self.files.values(), self.masks):

@@ -7,6 +7,7 @@ is interrupted stay, and say in their headers what they hold.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
@@ -75,6 +76,18 @@ class PackedFiles:
     def size(self) -> int:
         """Bytes the files take at most: none is larger packed than plain, and parts are copied."""
         return sum(header.file_size for header in self.headers.values())
+
+    def bits_per_weight(self) -> float:
+        """What a prunable weight takes, once all are written, masks and scales included."""
+        written = self._open_parts(range(len(self.streamed)))
+        bits = weights = 0
+        for name, packing in self.packings.items():
+            if packing.part == BLOCKS:
+                keys = self.streamed.names.keys_of([name])
+                stored = {written.stored_name(key) for key in keys}
+                bits += 8 * sum(written.stored.entries[key].size for key in stored)
+                weights += math.prod(packing.shape)
+        return bits / weights
 
     def create(self) -> None:
         for folder in (self.folder, self.parts):
@@ -272,9 +285,6 @@ def locate(name: str, parameter: Tensor, part: Tensor) -> Place:
         for first in range(0, pieces[piece].shape[0] - rows + 1, rows):
             place = Place(name, piece if pieces is parameter else None, first, rows)
             there = place.cut(parameter)
-            if there.shape == part.shape and torch.equal(there[:1], part[:1]):
-                if torch.equal(there, part):
-                    return place
-    raise SympruneError(
-        f"{name} is not made of rows of the checkpoint's tensors; it is not packed."
-    )
+            if all(torch.equal(there[some], part[some]) for some in (slice(1), slice(None))):
+                return place
+    raise SympruneError(f"{name} is put together in a way that packing does not know.")

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from symprune.checkpoint.tensor_files import CHUNK, DTYPES, Header, Shards, parse_header
 from symprune.errors import SympruneError
+from symprune.maskset import PACKED
 from symprune.runtime import blob
 
-MANIFEST = "packed.json"
+MANIFEST = PACKED
 FORMAT = "symprune-packed"
 VERSION = 1
 
@@ -173,6 +174,11 @@ class PackedShards(Shards):
     def packed(self, parameter: str) -> Tensor:
         """A packed parameter as it is stored."""
         return self._stored(blob.packed_name(parameter))
+
+    def check(self) -> None:
+        """Compare the checksum of everything that is stored; a sentence where one is wrong."""
+        for name in self.checksums:
+            self._stored(name)
 
     def _decode(self, parameter: str, dtype: torch.dtype) -> Tensor:
         packed = self.packed(parameter)

@@ -72,7 +72,7 @@ def evaluate(
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
-            loaded, _ = load_computing(origin, dtype, where, compute_dtype)
+            loaded, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
             tokenizer = hub.load_tokenizer(origin)
         result = zeroshot.evaluate(
             loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size

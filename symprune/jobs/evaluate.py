@@ -48,7 +48,7 @@ def evaluate(
     folder = local_folder(origin)
     if folder is None:
         tell(f"Loading {model_name}")
-        model, _ = load_computing(origin, dtype, where, compute_dtype)
+        model, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
         computed = model.dtype
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")

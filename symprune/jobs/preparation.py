@@ -14,6 +14,7 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint.output_folder import check_output, folder_size
+from symprune.checkpoint.packed import weight_files
 from symprune.engine.tokens import cap_seqlen
 from symprune.machine import compute
 from symprune.models import hub
@@ -106,6 +107,7 @@ def make_record(
     dtype: torch.dtype,
     computed: torch.dtype,
     perplexity: list[dict[str, Any]],
+    bits_per_weight: float | None = None,
 ) -> dict[str, Any]:
     """What was done; without times it is `symprune.json` in the output folder."""
     origin = prepared.origin
@@ -118,10 +120,17 @@ def make_record(
         "dtype": compute.name_of(dtype),
         "compute_dtype": compute.name_of(computed),
         "device": prepared.device.type,
+        "bits_per_weight": bits_per_weight or 8 * dtype.itemsize,
         "perplexity": perplexity,
     }
 
 
-def add_output(record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The record with where the model is and what it takes there."""
-    return {**record, "output": str(folder), "output_bytes": folder_size(folder)}
+def add_output(record: dict[str, Any], origin: hub.Origin, folder: Path) -> dict[str, Any]:
+    """The record with where the model is, what it takes there, and what it took before."""
+    found = {**record, "output": str(folder), "output_bytes": folder_size(folder)}
+    if origin.gguf_file:
+        found["input_bytes"] = (Path(origin.path) / origin.gguf_file).stat().st_size
+    elif origin.is_local:
+        files = (Path(origin.path) / name for name in weight_files(Path(origin.path)))
+        found["input_bytes"] = sum(path.stat().st_size for path in files)
+    return found

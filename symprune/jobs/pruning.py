@@ -143,12 +143,13 @@ def prune(
         record = make_record(
             job, prepared, job.recipe.describe(), report.to_dict(),
             dtype=opened.streamed.dtype, computed=computed, perplexity=figures,
+            bits_per_weight=files.bits_per_weight(),
         )  # fmt: skip
         if owner:
             write_record(files.folder, record)
     meter.close()
     distributed.wait()
-    return add_output(record, job.folder)
+    return add_output(record, origin, job.folder)
 
 
 @dataclass(frozen=True)

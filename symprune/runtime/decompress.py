@@ -122,7 +122,7 @@ def _decode(
     tiling, device = layout.tiling, blob.device
     starts = tiles.starts[panels].long()
     columns = torch.arange(GROUP, device=device)
-    places, lengths, keep = columns, torch.tensor(tiling.run, device=device), None
+    places, lengths, keep = columns, torch.full((), tiling.run, device=device), None
     if tiling.masked:
         masks = blob[starts[..., None] + torch.arange(MASKS, device=device)].int()
         bits = (masks[..., None] >> torch.arange(8, device=device)) & 1

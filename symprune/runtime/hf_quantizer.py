@@ -6,8 +6,10 @@ transformers looks for the ways it can load a model.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -18,9 +20,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from symprune.errors import SympruneError
 from symprune.runtime.blob import packed_name, parameter_name
-from symprune.runtime.layers import PackedModule, pack_parameter, packed_parameters
-from symprune.runtime.packable import guard_name
-from symprune.runtime.unpack_model import unpack_model
+from symprune.runtime.layers import pack_parameter, packed_parameters
+from symprune.runtime.packable import BLOCKS, guard_name, packable
+from symprune.runtime.unpack_model import rename_ties, unpack_model
 
 METHOD = "symprune"
 FORMAT = 1
@@ -54,21 +56,23 @@ class SympruneQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Iterable[str] | None = None, **kwargs: Any
     ) -> Any:
-        self._stored = _stored_sizes(checkpoint_files)
+        self._stored = _stored_shapes(checkpoint_files)
         packed = _places(model, self._stored)
         if not packed:
             raise SympruneError("The model's files hold no packed weights that belong to it.")
-        ties = dict(getattr(model, "all_tied_weights_keys", None) or {})
-        for target, source in ties.items():
-            for name, other in ((target, source), (source, target)):
-                packed.setdefault(name, packed[other]) if other in packed else None
+        self._needed = _of_blocks(model) - packed.keys()
+        for pair in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
+            size = next((packed[name] for name in pair if name in packed), None)
+            if size is not None:
+                packed |= dict.fromkeys(pair, size)
         for name, size in packed.items():
             path, _, leaf = name.rpartition(".")
             blob = torch.empty(size, dtype=torch.uint8, device="meta")
-            pack_parameter(model.get_submodule(path), leaf, blob)
+            pack_parameter(model.get_submodule(path), leaf, blob, name)
         _settle(model, packed)
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        guards = {rf"(^|\.){re.escape(name)}$" for name in packed if name in self._stored}
         known = model._keys_to_ignore_on_load_unexpected or ()
-        guards = {rf"(^|\.){re.escape(name)}$" for name in packed}
         model._keys_to_ignore_on_load_unexpected = {*known, *guards}
         return model
 
@@ -78,16 +82,25 @@ class SympruneQuantizer(HfQuantizer):
             pattern = getattr(rule, "compiled_sources", None)
             if pattern is not None:
                 rule.compiled_sources = re.compile(rf"(?!.*[._]packed$)(?:{pattern.pattern})")
+        if model is not None:
+            missing = self._needed - _loaded_names(model, self._stored, weight_conversions)
+            if missing:
+                raise SympruneError(f"The model's files have no weights for {min(missing)}.")
         return weight_conversions
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        for name, (module, leaf) in packed_parameters(model).items():
-            if module.get_parameter(packed_name(leaf)).is_meta:
-                continue  # on disk until it is used; checked then
-            try:
-                module.blob(leaf)
-            except SympruneError as error:
-                raise SympruneError(f"{name}: {error}") from error
+        packed = packed_parameters(model)
+        blobs = {packed_name(name) for name in packed}
+        for name, parameter in model.named_parameters():
+            shape = self._shapes.get(name, parameter.shape)
+            if name not in blobs and parameter.shape != shape:
+                raise SympruneError(
+                    f"{name} is {tuple(parameter.shape)} in the model's files, "
+                    f"{tuple(shape)} by its configuration."
+                )
+        for module, leaf in packed.values():
+            if not module.get_parameter(packed_name(leaf)).is_meta:
+                module.blob(leaf)  # what is on disk until it is used is checked then
         _settle_loaded(model)
         return model
 
@@ -97,9 +110,8 @@ class SympruneQuantizer(HfQuantizer):
         return state, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        packed = set(packed_parameters(model))
         unpack_model(model)
-        _rename_ties(model, {packed_name(name): name for name in packed})
+        model._weight_conversions = None  # and is saved as its family is
         return model
 
 
@@ -121,7 +133,7 @@ def adopt(model: Any) -> None:
 
 def _settle(model: Any, packed: Iterable[str]) -> None:
     """What goes by parameters' names goes by those of the packed ones."""
-    _rename_ties(model, {name: packed_name(name) for name in packed})
+    rename_ties(model, {name: packed_name(name) for name in packed})
     # One expert at a time, not all of a layer: only those are expanded that tokens go to.
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
@@ -132,45 +144,50 @@ def _settle_loaded(model: Any) -> None:
     model.is_quantized = False  # transformers would refuse `half` and `float`, which work
 
 
-def _rename_ties(model: nn.Module, names: Mapping[str, str]) -> None:
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for attribute in ("all_tied_weights_keys", "_tied_weights_keys"):
-            ties = getattr(module, attribute, None)
-            if isinstance(ties, dict) and ties:
-                pairs = {
-                    _renamed(k, prefix, names): _renamed(v, prefix, names) for k, v in ties.items()
-                }
-                setattr(module, attribute, pairs)
-
-
-def _renamed(name: str, prefix: str, names: Mapping[str, str]) -> str:
-    return names.get(f"{prefix}{name}", f"{prefix}{name}").removeprefix(prefix)
-
-
-def _stored_sizes(checkpoint_files: Iterable[str] | None) -> dict[str, int]:
-    """The packed tensors in a model's files, by name, with their bytes."""
-    sizes: dict[str, int] = {}
+def _stored_shapes(checkpoint_files: Iterable[str] | None) -> dict[str, list[int]]:
+    """The tensors in a model's files, by name."""
+    shapes: dict[str, list[int]] = {}
     for path in checkpoint_files or ():
         if not str(path).endswith(".safetensors"):
             raise SympruneError(f"A packed model is in safetensors files, {path} is none.")
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (it is not a dictionary)
-                if key.endswith((".packed", "_packed")):
-                    sizes[key] = file.get_slice(key).get_shape()[0]
-    return sizes
+                shapes[key] = file.get_slice(key).get_shape()
+    return shapes
 
 
-def _places(model: Any, stored: Mapping[str, int]) -> dict[str, int]:
+def _places(model: Any, stored: Mapping[str, list[int]]) -> dict[str, int]:
     """The model's parameters that are packed in its files, with their bytes. As everywhere in
     transformers, a model without a head takes the weights of one with a head, and the reverse."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     prefix = f"{model.base_model_prefix}."
     found: dict[str, int] = {}
-    for key, size in stored.items():
+    for key, shape in stored.items():
+        if not key.endswith((".packed", "_packed")):
+            continue
         name = parameter_name(key)
         for candidate in (name, name.removeprefix(prefix), f"{prefix}{name}"):
             if candidate in parameters:
-                found[candidate] = size
+                found[candidate] = math.prod(shape)
                 break
     return found
+
+
+def _of_blocks(model: nn.Module) -> set[str]:
+    """The parameters without which the model would not be the one that was packed."""
+    try:
+        return {name for name, packing in packable(model).items() if packing.part == BLOCKS}
+    except SympruneError:  # not a model that could have been pruned
+        return set()
+
+
+def _loaded_names(model: Any, stored: Iterable[str], rules: Any) -> set[str]:
+    """The model's parameters that plain tensors in its files become."""
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    rules, known = deepcopy(rules), model.state_dict()
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    others = [rule for rule in rules if not isinstance(rule, WeightRenaming)]
+    prefix = model.base_model_prefix
+    found = {rename_source_key(key, renamings, others, prefix, known)[0] for key in stored}
+    return found | set(stored)

@@ -7,7 +7,6 @@ that no damaged file can make a kernel read outside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,8 +28,10 @@ SAMPLED = 8
 
 @dataclass(frozen=True)
 class _Slot:
-    """A parameter that is packed: what it looked like, and the blob that was checked last."""
+    """A parameter that is packed: its name in the model, what it looked like, and the blob that was
+    checked last."""
 
+    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     state: tuple[int, int, torch.device] | None = None
@@ -49,7 +50,7 @@ class PackedModule(nn.Module):
         assert blob is not None
         state = (blob.data_ptr(), 0 if blob.is_inference() else blob._version, blob.device)
         if slot.layout is None or slot.state != state:
-            layout = _checked(blob, slot.shape)
+            layout = _checked(blob, slot)
             self.packed_slots[leaf] = replace(slot, state=state, layout=layout)
             return blob, layout
         return blob, slot.layout
@@ -117,8 +118,11 @@ def _revive(dense: type[nn.Module]) -> PackedModule:
     return made.__new__(made)
 
 
-def pack_parameter(module: nn.Module, leaf: str, blob: Tensor | None = None) -> None:
-    """Put a blob in the place of a module's parameter; without one, a place where it is loaded."""
+def pack_parameter(
+    module: nn.Module, leaf: str, blob: Tensor | None = None, name: str | None = None
+) -> None:
+    """Put a blob in the place of a module's parameter; without one, a place where it is loaded.
+    name is what the parameter is called in the model, for messages."""
     weight = module._parameters.pop(leaf)
     assert weight is not None
     if not isinstance(module, PackedModule):
@@ -128,7 +132,7 @@ def pack_parameter(module: nn.Module, leaf: str, blob: Tensor | None = None) -> 
         blob = torch.empty(0, dtype=torch.uint8, device="meta")
     if not isinstance(blob, nn.Parameter):
         blob = nn.Parameter(blob, requires_grad=False)
-    module.packed_slots[leaf] = _Slot(tuple(weight.shape), weight.dtype)
+    module.packed_slots[leaf] = _Slot(name or leaf, tuple(weight.shape), weight.dtype)
     module.register_parameter(packed_name(leaf), blob)
 
 
@@ -155,6 +159,14 @@ def packed_parameters(model: nn.Module) -> dict[str, tuple[PackedModule, str]]:
     }
 
 
+def cast_packed(model: nn.Module, dtype: torch.dtype, to: torch.dtype) -> None:
+    """Have weights that are expanded to `dtype` be expanded to another type."""
+    for module, leaf in packed_parameters(model).values():
+        slot = module.packed_slots[leaf]
+        if slot.dtype == dtype:
+            module.packed_slots[leaf] = replace(slot, dtype=to)
+
+
 def sampled_sparsity(blob: Tensor, layout: Layout) -> float:
     """The share of zeros in some panels of a matrix."""
     if not layout.masked:
@@ -166,12 +178,15 @@ def sampled_sparsity(blob: Tensor, layout: Layout) -> float:
     return 1 - float(np.count_nonzero(keep)) / (sum(rows) * layout.columns)
 
 
-def _checked(blob: Tensor, shape: tuple[int, ...]) -> Layout:
+def _checked(blob: Tensor, slot: _Slot) -> Layout:
     plain = blob.detach().cpu()
-    layout = describe(plain)
-    here = layout.shape
-    flat = (here[0] * here[1], here[2]) if len(here) == 3 and len(shape) == 2 else here
-    if flat != shape or math.prod(here) != math.prod(shape):
-        raise SympruneError(f"A packed matrix is {here}, the model's own is {shape}.")
-    check(plain)
+    try:
+        layout = describe(plain)
+        here = layout.shape
+        flat = (here[0] * here[1], here[2]) if len(here) == 3 and len(slot.shape) == 2 else here
+        if flat != slot.shape:
+            raise SympruneError(f"It is {here} where it is packed, {slot.shape} in the model.")
+        check(plain)
+    except SympruneError as error:
+        raise SympruneError(f"{slot.name}: {error}") from error
     return layout

@@ -32,7 +32,7 @@ def pack_model(
         blob = nn.Parameter(_encode(model, packing, given), requires_grad=False)
         for same in (name, *packing.tied):
             path, _, leaf = same.rpartition(".")
-            pack_parameter(model.get_submodule(path), leaf, blob)
+            pack_parameter(model.get_submodule(path), leaf, blob, same)
     _tell_transformers(model)
 
 
@@ -43,7 +43,9 @@ def _encode(model: nn.Module, packing: Packing, given: Mapping[str, tuple[str, C
     if len(coded) == len(packing.matrices):
         kinds = {kind for kind, _ in coded}
         if len(kinds) > 1:
-            raise SympruneError(f"{packing.name} would have values of {' and '.join(kinds)}.")
+            raise SympruneError(
+                f"{packing.name} would have values of {' and '.join(sorted(kinds))}."
+            )
         blob = encode_codes([each for _, each in coded], kinds.pop(), **how)
     elif coded:
         raise SympruneError(f"Only some of the matrices of {packing.name} have codes.")

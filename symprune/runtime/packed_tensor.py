@@ -98,7 +98,7 @@ class PackedTensor(Tensor):
         if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        _refuse_change(func, args)
+        _refuse_change(func, [*args, *kwargs.values()])
         return func(*_dense(args), **_dense(kwargs))
 
     @classmethod
@@ -120,11 +120,11 @@ def _dense(value: Any) -> Any:
     return value
 
 
-def _refuse_change(func: Any, args: tuple[Any, ...]) -> None:
+def _refuse_change(func: Any, given: list[Any]) -> None:
     """What would be written into the dense copy would be lost."""
     name = getattr(func, "__name__", "")
     into = name in ("__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
-    if into and args and isinstance(args[0], PackedTensor):
+    if into and given and isinstance(given[0], PackedTensor):
         raise SympruneError(
             "The weights of a packed model cannot be changed in place; "
             "model.dequantize() gives a model whose weights can."

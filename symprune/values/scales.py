@@ -39,7 +39,7 @@ def _choose(weight: Tensor, keep: Tensor | None, grid: Grid, importance: Tensor 
     counts = in_groups(counts.expand_as(weight) if keep is None else counts * keep)
     grouped = in_groups(weight.float() if keep is None else weight.float() * keep)
     whole = grouped.abs().amax(-1, keepdim=True) / grid.largest
-    chosen, least = torch.zeros_like(whole), torch.full_like(whole, torch.inf)
+    chosen, least = round_scale(whole), torch.full_like(whole, torch.inf)
     for factor in SHRUNK:
         scale = round_scale(whole * factor)
         lost = grid.nearest(grouped * inverse(scale)).mul_(scale).sub_(grouped)

@@ -1,0 +1,220 @@
+"""Perplexity against honest bits: how few bits a weight may take, with a mask and without.
+
+    python scripts/bits.py --model M --valid-data TEXT [--calibration ...] [--seeds 3]
+
+A row is a sparsity (0: all weights kept), a grid and how the values were put on it. Its bits are
+those of the prunable matrices in a packed file: mask, scales and codes, runs padded to bytes. One
+table and one picture; runs resume, finished cells are kept, and `--cells none` only draws.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+from symprune import MaskSet, Recipe, calibration, prune
+from symprune.checkpoint.load import load_with_tokenizer
+from symprune.cli import console
+from symprune.cli import options as o
+from symprune.engine.blocks import Blocks
+from symprune.eval.perplexity import perplexity
+from symprune.jobs.sweep import append_result, read_results
+from symprune.models.layout import Layout, find_layout
+from symprune.values.grid import GRIDS, GROUP, in_groups
+
+FLOAT_BITS = 16
+SERIES = {  # label -> amount and solve, colour, marker
+    "all kept, nearest": ("0", "nearest", "#b9b9b4", "o"),
+    "all kept, GPTQ": ("0", "gptq", "#83837e", "s"),
+    "all kept, descent": ("0", "descent", "#1c1c1a", "D"),
+    "30 %": ("30", "descent", "#7fc8a9", "v"),
+    "50 %": ("50", "descent", "#2a78d6", "o"),
+    "60 %": ("60", "descent", "#eb6834", "^"),
+    "70 %": ("70", "descent", "#9b4dca", "s"),
+    "2:4": ("2:4", "descent", "#d4a017", "P"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model to make: how much goes, on which grid (`bf16`: none), and how it gets there."""
+
+    amount: str
+    values: str
+    solve: str = "descent"
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.amount} {self.values} {self.solve} {self.seed}"
+
+    def recipe(self, text: dict[str, Any]) -> Recipe:
+        amount = {"pattern": self.amount} if ":" in self.amount else {
+            "sparsity": int(self.amount) / 100
+        }  # fmt: skip
+        values = None if self.values == "bf16" else {"name": self.values, "solve": self.solve}
+        start = Recipe.named("balanced").with_changes(**amount)
+        return start.with_changes(values=values, seed=self.seed, **text)
+
+
+MAIN = (
+    Cell("50", "int4"), Cell("0", "int3"), Cell("0", "int4"), Cell("0", "int2"), Cell("50", "int3"),
+    Cell("50", "int2"), Cell("50", "bf16"), Cell("50", "int8"), Cell("70", "int4"),
+)  # fmt: skip
+OTHERS = (
+    *(Cell("0", values, "nearest") for values in ("int4", "int3", "int2", "int8")),
+    *(Cell("0", values, "gptq") for values in ("int3", "int4", "int2")),
+    Cell("60", "int4"), Cell("2:4", "int4"), Cell("70", "int2"), Cell("70", "int3"),
+    Cell("60", "int3"), Cell("60", "int2"), Cell("30", "int2"), Cell("30", "int3"),
+    Cell("2:4", "bf16"), Cell("2:4", "int8"), Cell("60", "bf16"), Cell("60", "int8"),
+    Cell("70", "bf16"), Cell("70", "int8"), Cell("2:4", "int3"), Cell("2:4", "int2"),
+    Cell("0", "int8"), Cell("0", "int8", "gptq"),
+    Cell("50", "int4", "nearest"), Cell("50", "int4", "gptq"), Cell("30", "int4"),
+)  # fmt: skip
+
+
+def honest_bits(layout: Layout, masks: MaskSet, values: str) -> float:
+    """Bits a prunable weight takes in a packed file: 64 of mask for a row's group unless all of the
+    matrix stays, 16 of scale on a grid, and the codes, padded to bytes."""
+    bits, weights = 0, 0
+    each = GRIDS[values].bits if values in GRIDS else FLOAT_BITS
+    for matrix in layout.all_matrices():
+        keep = matrix.slice_of(masks[matrix.parameter_name])
+        groups = -(-keep.shape[1] // GROUP) * len(keep)
+        stays = in_groups(keep.to(torch.int64)).sum(-1)
+        bits += 0 if keep.all() else GROUP * groups
+        bits += 16 * groups if values in GRIDS else 0
+        bits += int(((stays * each + 7) // 8 * 8).sum())
+        weights += keep.numel()
+    return bits / weights
+
+
+def measure(model: Any, texts: dict[str, Any], seqlen: int, windows: int | None) -> dict[str, Any]:
+    return {name: perplexity(model, ids, seqlen, windows).perplexity for name, ids in texts.items()}
+
+
+def draw(rows: dict[Cell, list[dict[str, Any]]], dense: float, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axis = figure.subplots()
+    for label, (amount, solve, colour, marker) in SERIES.items():
+        points = [
+            (mean(c["bits"] for c in cells), [c["test"] for c in cells], cell.values)
+            for cell, cells in rows.items()
+            if (cell.amount, cell.solve) == (amount, solve)
+        ]
+        points.sort(key=lambda point: point[0])
+        if not points:
+            continue
+        x, y = [p[0] for p in points], [mean(p[1]) for p in points]
+        style = "-" if amount != "0" or solve == "descent" else "--"
+        axis.plot(x, y, style, marker=marker, color=colour, label=label, markersize=5, lw=1.4)
+    axis.axhline(dense, color="#83837e", lw=0.8, ls=":")
+    axis.annotate(f"dense {dense:.1f}", (16, dense), va="bottom", ha="right", fontsize=8)
+    axis.set(xscale="log", yscale="log", ylim=(0.92 * dense, 1200))
+    axis.set_xlabel("bits a prunable weight takes: mask, scales and codes")
+    axis.set_ylabel("perplexity")
+    ticks = [1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 16]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    levels = [40, 60, 80, 100, 150, 200, 300, 500, 1000]
+    axis.set_yticks(levels, [str(level) for level in levels])
+    axis.grid(color="#e4e4e0", lw=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main(
+    model: o.Model,
+    valid_data: Annotated[str, typer.Option(help="Text that choices may be made on.")],
+    cells: Annotated[str, typer.Option(help="all, main or none.")] = "all",
+    seeds: Annotated[int, typer.Option(help="For the main rows.")] = 3,
+    calibration_data: Annotated[str, typer.Option("--calibration")] = "c4",
+    nsamples: Annotated[int, typer.Option()] = 128,
+    seqlen: Annotated[int, typer.Option()] = 2048,
+    eval_data: Annotated[str, typer.Option()] = "wikitext2",
+    eval_windows: o.EvalWindows = None,
+    output: Annotated[Path, typer.Option(help="Finished cells.")] = Path("out/bits.jsonl"),
+    picture: Annotated[Path, typer.Option()] = Path("out/bits.png"),
+) -> None:
+    """Measure perplexity against honest bits."""
+    text = {"calibration": calibration_data, "nsamples": nsamples, "seqlen": seqlen, "bos": "never"}
+    wanted = [*MAIN, *(OTHERS if cells == "all" else ())] if cells != "none" else []
+    more = range(1, seeds if cells != "none" else 0)
+    wanted += [Cell(c.amount, c.values, c.solve, seed) for c in MAIN for seed in more]
+    done = read_results(output)
+    if any(cell.key not in done for cell in wanted) or "dense" not in done:
+        _run(model, wanted, text, (eval_data, valid_data), eval_windows, output)
+        done = read_results(output)
+    rows: dict[Cell, list[dict[str, Any]]] = {}
+    for cell in (*MAIN, *OTHERS):
+        every = [Cell(cell.amount, cell.values, cell.solve, seed).key for seed in range(seeds)]
+        found = [done[key] for key in every if key in done]
+        if found:
+            rows[cell] = found
+    table = Table("kept", "values", "solve", "bits", "test", "validation", "layer error", "s")
+    for cell, found in sorted(rows.items(), key=lambda row: row[1][0]["bits"]):
+        tests = [each["test"] for each in found]
+        spread = f" ± {stdev(tests):.1f}" if len(tests) > 1 else ""
+        table.add_row(
+            cell.amount, cell.values, cell.solve, f"{found[0]['bits']:.2f}",
+            f"{mean(tests):.1f}{spread}", f"{mean(each['valid'] for each in found):.1f}",
+            f"{mean(each['error'] for each in found):.4f}" if "error" in found[0] else "",
+            f"{mean(each['seconds'] for each in found):.0f}",
+        )  # fmt: skip
+    console.out.print(table)
+    draw(rows, done["dense"]["test"], picture)
+
+
+@torch.no_grad()
+def _run(
+    name: str,
+    cells: list[Cell],
+    text: dict[str, Any],
+    data: tuple[str, str],
+    windows: int | None,
+    output: Path,
+) -> None:
+    console.prepare_libraries()
+    model, tokenizer = load_with_tokenizer(name)
+    layout, seqlen = find_layout(model), text["seqlen"]
+    dense = [(m.parameter, m.parameter.detach().clone()) for m in layout.all_matrices()]
+    texts = {
+        kind: calibration.encode(tokenizer, calibration.text(source, "test"))
+        for kind, source in zip(("test", "valid"), data, strict=True)
+    }
+    if "dense" not in read_results(output):
+        append_result(output, {"key": "dense", **measure(model, texts, seqlen, windows)})
+    for number, cell in enumerate(cells):
+        if cell.key in read_results(output):
+            continue
+        console.out.print(f"{number + 1}/{len(cells)} {cell.key}")
+        recipe, start = cell.recipe(text), time.perf_counter()
+        tokens = calibration.calibration_tokens(
+            recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.seed
+        )
+        report = prune(model, tokens, recipe, blocks=Blocks(layout, stored=torch.bfloat16))
+        seconds = time.perf_counter() - start
+        result = {
+            "key": cell.key,
+            "bits": honest_bits(layout, report.masks, cell.values),
+            **measure(model, texts, seqlen, windows),
+            "seconds": round(seconds, 1),
+        }
+        append_result(output, result)
+        for parameter, values in dense:
+            parameter.copy_(values)
+
+
+if __name__ == "__main__":
+    console.run(lambda: typer.run(main))

@@ -1,0 +1,255 @@
+"""Values that look at a layer's outputs: errors only fall, whatever the Gram matrix is like."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pretend_device import DEVICE, PretendDevice
+from torch import Tensor
+
+from symprune import masks
+from symprune.errors import SympruneError
+from symprune.stats import GRAM, ChannelStats
+from symprune.update.damped_gram import DampedGram
+from symprune.values import VALUES, choose_rounding
+from symprune.values.descent import descend, find_start
+from symprune.values.gptq import Found, Spreading, gptq
+from symprune.values.grid import GRIDS, spread
+from symprune.values.scales import choose_scales, nearest_levels
+
+NAMES = list(GRIDS)
+COLUMNS = 100
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gram_of(x: Tensor) -> Tensor:
+    return x.T @ x
+
+
+def mixed(tokens: int, columns: int, seed: int) -> Tensor:
+    """Inputs whose channels are correlated."""
+    turn = torch.eye(columns) + 0.5 * normal(columns, columns, seed=seed + 1)
+    return normal(tokens, columns, seed=seed) @ turn
+
+
+GRAMS: dict[str, Any] = {
+    "correlated": lambda n, seed: gram_of(mixed(4 * n, n, seed)),
+    "fewer tokens than channels": lambda n, seed: gram_of(mixed(n // 4 + 1, n, seed)),
+    "one direction above all": lambda n, seed: gram_of(normal(4 * n, n, seed=seed) + 30),
+    "badly scaled": lambda n, seed: gram_of(mixed(4 * n, n, seed) * torch.logspace(3, -3, n)),
+    "dead channels": lambda n, seed: gram_of(mixed(4 * n, n, seed) * (torch.arange(n) % 3 > 0)),
+    "diagonal": lambda n, seed: torch.logspace(2, -2, n).diag(),
+    "rank one": lambda n, seed: gram_of(normal(1, n, seed=seed)),
+    "zero": lambda n, seed: torch.zeros(n, n),
+    "huge": lambda n, seed: gram_of(normal(4 * n, n, seed=seed) * 1e15),
+    "beyond all numbers": lambda n, seed: torch.full((n, n), 1e38),
+}
+
+
+def damped(kind: str, columns: int = COLUMNS, seed: int = 1) -> DampedGram:
+    return DampedGram.from_gram(GRAMS[kind](columns, seed), 0.01, 0.1)
+
+
+def dense(found: Found, keep: Tensor) -> Tensor:
+    return found[0] * spread(found[1], keep.shape[1]) * keep
+
+
+def errors(gram: DampedGram, weight: Tensor, fitted: Tensor) -> Tensor:
+    """Row by row, in double precision."""
+    lost = weight.double() - fitted.double()
+    whole = gram.gram.double() + gram.added.double().diag()
+    return ((lost @ whole) * lost).sum(1)
+
+
+def nearest(fitted: Tensor, keep: Tensor, gram: DampedGram, name: str) -> Found:
+    scales = choose_scales(fitted, keep, GRIDS[name], gram.diagonal)
+    return nearest_levels(fitted, scales, GRIDS[name]), scales
+
+
+def slack(gram: DampedGram, weight: Tensor) -> Tensor:
+    """A rounding, in single precision, of what the rows would lose as a whole."""
+    return torch.finfo(torch.float32).eps * weight.shape[1] * errors(gram, weight, 0 * weight)
+
+
+def problem(rows: int, columns: int, share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    weight = normal(rows, columns, seed=seed)
+    return weight, masks.keep_by_row(weight.abs(), share)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", sorted(GRAMS))
+def test_no_sweep_makes_a_row_worse(kind: str, name: str, share: float) -> None:
+    weight, keep = problem(12, COLUMNS, share)
+    gram, grid = damped(kind), GRIDS[name]
+    start = find_start(weight, weight * keep, keep, gram, grid)
+    before = errors(gram, weight, dense(start, keep))
+    for sweeps in range(1, 5):
+        found = descend(weight, keep, gram, grid, start, sweeps)
+        after = errors(gram, weight, dense(found, keep))
+        assert (after <= before + slack(gram, weight)).all()
+        before = after
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", sorted(set(GRAMS) - {"beyond all numbers"}))
+def test_descent_errs_no_more_than_the_nearest_weights_and_than_gptq(kind: str, name: str) -> None:
+    weight, keep = problem(12, COLUMNS, 0.5)
+    gram, grid = damped(kind), GRIDS[name]
+    fitted = weight * keep
+    gram.descend(weight, fitted, keep, 20)
+    start = find_start(weight, fitted, keep, gram, grid)
+    found = errors(gram, weight, dense(descend(weight, keep, gram, grid, start, 3), keep))
+    rivals = (nearest(fitted, keep, gram, name), gptq(fitted, keep, Spreading.along(gram), grid))
+    for rival in rivals:
+        assert (found <= errors(gram, weight, dense(rival, keep)) + slack(gram, weight)).all()
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 140),
+    st.sampled_from(sorted(GRAMS)),
+    st.sampled_from(NAMES),
+    st.floats(0, 1),
+    st.integers(0, 1000),
+)
+def test_whatever_the_shape_and_the_mask_pruned_weights_stay_zero_and_the_rest_are_numbers(
+    rows: int, columns: int, kind: str, name: str, share: float, seed: int
+) -> None:
+    weight = normal(rows, columns, seed=seed)
+    keep = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < share
+    stats = ChannelStats(columns, [GRAM])
+    stats.sums[GRAM].copy_(GRAMS[kind](columns, seed))
+    stats.tokens = 4 * columns
+    found = VALUES[name]()(weight, keep, None, stats)
+    made = found.dense(keep)
+    assert torch.isfinite(made).all() and (made[~keep] == 0).all()
+    assert (found.codes[~keep] == 0).all() and (found.scales >= 0).all()
+    if name == "int8":
+        assert (found.codes[keep] > 0).all()
+    else:
+        assert (found.codes < 2 ** GRIDS[name].bits).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_where_channels_know_nothing_of_each_other_all_ways_are_one(name: str) -> None:
+    """GPTQ has no error to spread, and descent ends where each weight is the nearest."""
+    weight, keep = problem(12, COLUMNS, 0.4)
+    gram, grid = damped("diagonal"), GRIDS[name]
+    near = nearest(weight, keep, gram, name)
+    loop = gptq(weight, keep, Spreading.along(gram), grid)
+    # The diagonal comes back from two factorisations and an inverse, each of them rounded.
+    torch.testing.assert_close(dense(loop, keep), dense(near, keep), rtol=1e-2, atol=1e-2)
+    levels, scales = descend(weight, keep, gram, grid, near, 40)
+    best = nearest_levels(weight, scales, grid)
+    middle = (weight / spread(scales, COLUMNS) - best).abs() > 0.999 * grid.step / 2
+    assert ((levels == best) | ~keep | middle).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_descent_lies_between_the_best_there_is_and_the_nearest(seed: int) -> None:
+    """Four columns of two bits: every choice of levels is tried, each with the best of all scales,
+    and no start of many leads below it."""
+    weight, keep = problem(5, 4, 0.25, seed)
+    gram, grid = damped("correlated", 4, seed), GRIDS["int2"]
+    whole = (gram.gram + gram.added.diag()).double()
+    choices = torch.tensor(list(itertools.product([-3.0, -1.0, 1.0, 3.0], repeat=4))).double()
+    near = nearest(weight, keep, gram, "int2")
+    least = torch.full((5,), torch.inf).double()
+    for number in range(40):
+        levels = 2 * torch.randint(0, 4, (5, 4), generator=torch.Generator().manual_seed(number))
+        start = near if number == 0 else ((levels - 3).float(), near[1])
+        found = errors(gram, weight, dense(descend(weight, keep, gram, grid, start, 4), keep))
+        began = errors(gram, weight, dense(start, keep))
+        assert (found <= began + slack(gram, weight)).all()
+        least = torch.minimum(least, found)
+    for row in range(5):
+        kept = choices * keep[row]
+        curved = ((kept @ whole) * kept).sum(1)
+        along = (kept @ whole @ weight[row].double()).clamp(min=0)
+        constant = weight[row].double() @ whole @ weight[row].double()
+        best = (constant - along.square() / curved).amin()
+        assert least[row] >= best - slack(gram, weight)[row]
+        assert least[row] <= errors(gram, weight, dense(near, keep))[row] + slack(gram, weight)[row]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layers_outputs_are_kept_better_than_by_rounding(name: str) -> None:
+    weight, keep = problem(32, COLUMNS, 0.5)
+    x = mixed(800, COLUMNS, 3)
+    stats = ChannelStats(COLUMNS, [GRAM])
+    stats.add(x)
+    lost = {}
+    for solve in ("nearest", "gptq", "descent"):
+        found = VALUES[name](solve=solve)(weight, keep, None, stats).dense(keep)
+        lost[solve] = float((x @ (found - weight).T).norm())
+    assert lost["descent"] < lost["gptq"] < lost["nearest"]
+
+
+def test_eight_bits_fit_nearly_as_well_as_none() -> None:
+    weight, keep = problem(16, COLUMNS, 0.5)
+    stats = ChannelStats(COLUMNS, [GRAM])
+    stats.add(mixed(800, COLUMNS, 3))
+    gram = DampedGram.from_gram(stats.gram, 0.01, 2 * stats.noise)
+    fitted = weight * keep
+    gram.descend(weight, fitted, keep, 50)
+    found = VALUES["int8"]()(weight, keep, fitted, stats).dense(keep)
+    ours, theirs = errors(gram, weight, found), errors(gram, weight, fitted)
+    assert (ours < 1.01 * theirs).all()
+
+
+def test_a_hessian_that_cannot_be_inverted_is_one_sentence_for_gptq() -> None:
+    stats = ChannelStats(8, [GRAM])
+    stats.sums[GRAM].fill_(1e38)
+    stats.tokens = 8
+    with pytest.raises(SympruneError, match="raise its damping"):
+        VALUES["int4"](solve="gptq")(normal(4, 8), None, None, stats)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("solve", ["nearest", "gptq", "descent"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_finds_what_the_cpu_finds_and_hardly_waits(
+    name: str, solve: str, share: float
+) -> None:
+    weight, keep = problem(6, 70, share)
+    kept = keep if share else None
+    stats = ChannelStats(70, [GRAM])
+    stats.add(mixed(200, 70, 3))
+    expected = VALUES[name](solve=solve)(weight, kept, None, stats)
+    with PretendDevice() as device:
+        there = ChannelStats(70, [GRAM], device=DEVICE)
+        there.sums[GRAM] = stats.gram.to(DEVICE)
+        there.tokens = stats.tokens
+        mask = None if kept is None else kept.to(DEVICE)
+        placed = weight.to(DEVICE)
+        device.waits.clear()
+        found = VALUES[name](solve=solve)(placed, mask, None, there)
+        # GPTQ asks once whether its Hessian was positive definite; conjugate gradients ask
+        # whether all rows are done.
+        assert device.own_waits <= (1 if solve == "gptq" else 3), device.waits
+        codes, scales = found.codes.cpu(), found.scales.cpu()
+    assert torch.equal(codes, expected.codes) and torch.equal(scales, expected.scales)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("int5", "Unknown values 'int5'; choose int8, int4, int3, int2"),
+        ({"name": "int4", "solve": "best"}, "solve must be one of descent, gptq, nearest"),
+        ({"name": "int4", "sweeps": 0}, "sweeps must be above 0"),
+        ({"name": "int4", "sweps": 2}, "did you mean sweeps"),
+        ({"name": "int4", "shrink": -1}, "shrink must be 0 or more"),
+    ],
+)
+def test_bad_options_are_one_sentence(options: Any, said: str) -> None:
+    with pytest.raises(SympruneError, match=said):
+        choose_rounding(options)
