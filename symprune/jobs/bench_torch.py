@@ -25,7 +25,7 @@ class TorchRunner:
 
     def __init__(self, origin: hub.Origin, dtype: str, device: str) -> None:
         self.origin = origin
-        self.model = load_model(origin, dtype).to(hub.pick_device(device)).eval()
+        self.model = load_model(origin, dtype, dequantize=False).to(hub.pick_device(device)).eval()
         self.tokenizer = hub.load_tokenizer(origin)
         # A text that ends early could not be timed.
         self.model.generation_config.eos_token_id = None

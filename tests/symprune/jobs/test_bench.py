@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import nn
 
+from symprune import Recipe
 from symprune.errors import SympruneError
-from symprune.jobs import bench, bench_worker
+from symprune.jobs import bench, bench_worker, pruning
 from symprune.jobs.bench import Plan, read_contender, summarise, take_turns
 from symprune.jobs.bench_process import bench_process
 from symprune.jobs.evaluate import evaluate
@@ -180,6 +181,18 @@ def test_its_perplexity_is_that_of_eval(record: dict[str, Any], tiny_folder: Pat
     assert (found["windows"], found["seqlen"], found["data"]) == (3, 32, "builtin")
     assert found["perplexity"] == pytest.approx(told["perplexity"], rel=1e-6)
     assert found["tokens"] == record["models"][1]["perplexity"]["tokens"]
+
+
+def test_a_packed_model_takes_part_packed(tiny_folder: Path, tmp_path: Path) -> None:
+    recipe = Recipe(method="magnitude", values={"name": "int4", "solve": "nearest"})
+    packed = tmp_path / "packed"
+    pruning.prune(pruning.Job(str(tiny_folder), recipe, packed, evaluate=False))
+    dense, ours = bench.bench([str(tiny_folder), str(packed)], SMALL)["models"]
+    assert (dense["packed"], ours["packed"]) == ([], ["int4"])
+    assert ours["bits_per_weight"] < 8 and ours["file_bytes"] < dense["file_bytes"]
+    told = evaluate(str(packed), "builtin", 32, 3)
+    # Fused kernels round inputs to 8 bits: 1 in 250 of their largest, on a model that knows little.
+    assert ours["perplexity"]["perplexity"] == pytest.approx(told["perplexity"], rel=0.01)
 
 
 def test_perplexity_is_left_out_when_it_is_not_wanted(tiny_folder: Path) -> None:
