@@ -100,7 +100,13 @@ def unpack(
 
 def weight_files(folder: Path) -> list[str]:
     """The files that hold a model's weights, packed or not."""
-    return [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
+    names = [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
+    if not names and any(folder.glob("packed-*-of-*.safetensors")):
+        raise SympruneError(
+            f"{folder} is packed in a format of symprune 0.1 that is no longer read; unpack it with "
+            "that version."
+        )
+    return names
 
 
 def _pack_block(streamed: StreamedModel, files: PackedFiles, index: int) -> dict[str, Tensor]:
