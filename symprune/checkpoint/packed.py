@@ -103,8 +103,8 @@ def weight_files(folder: Path) -> list[str]:
     names = [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
     if not names and any(folder.glob("packed-*-of-*.safetensors")):
         raise SympruneError(
-            f"{folder} is packed in a format of symprune 0.1 that is no longer read; unpack it with "
-            "that version."
+            f"{folder} is packed in a format that is no longer read; unpack it with the symprune that "
+            "packed it."
         )
     return names
 
