@@ -103,7 +103,7 @@ def weight_files(folder: Path) -> list[str]:
     names = [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
     if not names and any(folder.glob("packed-*-of-*.safetensors")):
         raise SympruneError(
-            f"{folder} is packed in a format that is no longer read; unpack it with the symprune that "
+            f"{folder} is packed in a format that is no longer read; unpack it with the one that "
             "packed it."
         )
     return names
