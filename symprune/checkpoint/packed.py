@@ -124,7 +124,7 @@ def _header_of_told_masks(folder: Path, files: PackedFiles) -> str | None:
     """The header of the file of masks, if there is one and the packed weights tell all of it."""
     if not (folder / maskset.FILE_NAME).is_file():
         return None
-    file, written = Shards(folder, [maskset.FILE_NAME]), files.open_written()
+    file, written = Shards(folder, [maskset.FILE_NAME]), files.open_parts()
     header = file.headers[maskset.FILE_NAME]
     shapes = _shapes(header)
     if shapes.keys() != file.entries.keys():
