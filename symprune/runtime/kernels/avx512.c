@@ -93,8 +93,7 @@ INLINE void prefetch(const uint8_t *p, int kind, int masked) {
 }
 
 /* How many tokens are multiplied at once, as many as there are registers for. */
-#define TOKENS_OF_CODES 2
-#define TOKENS_OF_FLOATS 2
+#define TOKENS 2
 
 /* The bytes u of one row of a tile; moves `run` behind it. */
 INLINE __m512i expand_codes(const uint8_t **run, const uint8_t *mask, int kind, int masked) {
@@ -173,13 +172,13 @@ INLINE void expand_codes_panel(const uint8_t *p, int64_t groups, const Tiles *ti
 /* `count` tokens (a constant) from token `first` on. */
 INLINE void several_codes(const Tiles *tiles, const Input *x, int64_t first, int count,
                           float *out) {
-    __m512 sums[TOKENS_OF_CODES][PANEL];
+    __m512 sums[TOKENS][PANEL];
     UNROLL for (int token = 0; token < count; token++)
         UNROLL for (int row = 0; row < PANEL; row++) sums[token][row] = _mm512_setzero_ps();
     const uint8_t *words = tiles->words;
     for (int64_t group = 0; group < x->groups; group++) {
-        __m512i inputs[TOKENS_OF_CODES], start[TOKENS_OF_CODES];
-        float scales[TOKENS_OF_CODES][PANEL];
+        __m512i inputs[TOKENS], start[TOKENS];
+        float scales[TOKENS][PANEL];
         __m256 own = _mm256_loadu_ps(tiles->scales + group * PANEL);
         UNROLL for (int token = 0; token < count; token++) {
             int64_t at = (first + token) * x->groups + group;
@@ -288,7 +287,7 @@ INLINE void expand_floats_panel(const uint8_t *p, int64_t groups, const Tiles *t
 
 INLINE void several_floats(const Tiles *tiles, const Input *x, int64_t first, int count,
                            float *out, int kind) {
-    __m512 sums[TOKENS_OF_FLOATS][PANEL];
+    __m512 sums[TOKENS][PANEL];
     UNROLL for (int token = 0; token < count; token++)
         UNROLL for (int row = 0; row < PANEL; row++) sums[token][row] = _mm512_setzero_ps();
     const uint8_t *from = tiles->words;
@@ -347,15 +346,19 @@ static float quantise(const float *x, int zero, CodeInput *out) {
 
 DEFINE_WRITE(write_any)
 
-#define SEVERAL(all, step, call)                                                   \
-    int64_t first = 0;                                                             \
-    for (; first + (step) <= (all); first += (step)) call(step);                   \
-    for (; first < (all); first++) call(1);
+INLINE void all_codes(const Tiles *tiles, const Input *x, float *out, int kind) {
+    int64_t first = 0;
+    for (; first + TOKENS <= x->tokens; first += TOKENS)
+        several_codes(tiles, x, first, TOKENS, out);
+    for (; first < x->tokens; first++) several_codes(tiles, x, first, 1, out);
+    (void)kind; /* bytes u are bytes u */
+}
 
-static void codes_several(const Tiles *tiles, const Input *x, float *out) {
-#define CALL(count) several_codes(tiles, x, first, count, out)
-    SEVERAL(x->tokens, TOKENS_OF_CODES, CALL)
-#undef CALL
+INLINE void all_floats(const Tiles *tiles, const Input *x, float *out, int kind) {
+    int64_t first = 0;
+    for (; first + TOKENS <= x->tokens; first += TOKENS)
+        several_floats(tiles, x, first, TOKENS, out, kind);
+    for (; first < x->tokens; first++) several_floats(tiles, x, first, 1, out, kind);
 }
 
 #define DEFINE_ONE(kind, masked, how)                                                   \
@@ -363,19 +366,12 @@ static void codes_several(const Tiles *tiles, const Input *x, float *out) {
                                       float *out) {                                     \
         how(p, groups, x, out, kind, masked);                                           \
     }
-#define DEFINE_SEVERAL(kind)                                                     \
-    static void several_##kind(const Tiles *tiles, const Input *x, float *out) { \
-        SEVERAL(x->tokens, TOKENS_OF_FLOATS, CALL_##kind)                        \
-    }
-#define CALL_FLOAT32(count) several_floats(tiles, x, first, count, out, FLOAT32)
-#define CALL_BFLOAT16(count) several_floats(tiles, x, first, count, out, BFLOAT16)
-#define CALL_FLOAT16(count) several_floats(tiles, x, first, count, out, FLOAT16)
 
-DEFINE_ALL(ONE, one_floats, one_codes)
-DEFINE_ALL(EXPAND, expand_floats_panel, expand_codes_panel)
-DEFINE_SEVERAL(FLOAT32)
-DEFINE_SEVERAL(BFLOAT16)
-DEFINE_SEVERAL(FLOAT16)
+DEFINE_FLOATS(ONE, one_floats, one_floats)
+DEFINE_CODES(ONE, one_codes)
+DEFINE_FLOATS(EXPAND, expand_floats_panel, expand_floats_panel)
+DEFINE_CODES(EXPAND, expand_codes_panel)
+DEFINE_ALL_SEVERAL(all_floats, all_codes)
 
 const Level avx512_level = {
     .name = "avx512",
@@ -383,8 +379,7 @@ const Level avx512_level = {
     .quantise = quantise,
     .one = ALL(one),
     .expand = ALL(expand),
-    .several = {several_FLOAT32, several_BFLOAT16, several_FLOAT16, codes_several, codes_several,
-                codes_several, codes_several},
+    .several = ALL_SEVERAL,
     .write = write_any,
 };
 

@@ -1,6 +1,8 @@
-/* Expanding panels in plain C, value by value, for levels that have nothing better. */
+/* Quantising and expanding in plain C, value by value, for levels that have nothing better. */
 #ifndef GENERIC_H
 #define GENERIC_H
+
+#include <math.h>
 
 #include "convert.h"
 
@@ -55,30 +57,60 @@ INLINE void generic_expand(const uint8_t *p, int64_t groups, const Tiles *tiles,
     }
 }
 
+INLINE float generic_quantise(const float *x, int zero, CodeInput *out) {
+    uint32_t largest = 0;
+    for (int j = 0; j < GROUP; j++) {
+        uint32_t bits = as_bits(x[j]) & 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    int finite = largest < 0x7f800000;
+    float most = as_float(largest);
+    float factor = finite && most > 1e-35f ? 127.0f / most : 0.0f;
+    for (int j = 0; j < GROUP; j++) out->x[j] = finite ? (int8_t)lrintf(x[j] * factor) : 0;
+    for (int lane = 0; lane < GROUP / 4; lane++) {
+        int sum = 0;
+        for (int j = 0; j < 4; j++) sum += out->x[4 * lane + j];
+        out->start[lane] = -zero * sum;
+    }
+    return finite ? most / 127.0f : as_float(0x7fc00000);
+}
+
 #define DEFINE_EXPAND(kind, masked, how)                                                        \
     static void expand_##kind##_##masked(const uint8_t *p, int64_t groups, const Tiles *tiles) { \
         how(p, groups, tiles, kind, masked);                                                    \
     }
+#define DEFINE_SEVERAL(kind, how)                                                \
+    static void several_##kind(const Tiles *tiles, const Input *x, float *out) { \
+        how(tiles, x, out, kind);                                                \
+    }
+
 /* DEFINE_<what> for every kind, with and without masks. */
-#define DEFINE_ALL(what, floats, codes)  \
-    DEFINE_##what(FLOAT32, 0, floats)    \
-    DEFINE_##what(FLOAT32, 1, floats)    \
-    DEFINE_##what(BFLOAT16, 0, floats)   \
-    DEFINE_##what(BFLOAT16, 1, floats)   \
-    DEFINE_##what(FLOAT16, 0, floats)    \
-    DEFINE_##what(FLOAT16, 1, floats)    \
-    DEFINE_##what(INT8, 0, codes)        \
-    DEFINE_##what(INT8, 1, codes)        \
-    DEFINE_##what(INT4, 0, codes)        \
-    DEFINE_##what(INT4, 1, codes)        \
-    DEFINE_##what(INT3, 0, codes)        \
-    DEFINE_##what(INT3, 1, codes)        \
-    DEFINE_##what(INT2, 0, codes)        \
-    DEFINE_##what(INT2, 1, codes)
+#define DEFINE_BOTH(what, kind, how) DEFINE_##what(kind, 0, how) DEFINE_##what(kind, 1, how)
+#define DEFINE_FLOATS(what, wide, narrow)                                       \
+    DEFINE_BOTH(what, FLOAT32, wide)                                            \
+    DEFINE_BOTH(what, BFLOAT16, narrow)                                         \
+    DEFINE_BOTH(what, FLOAT16, narrow)
+#define DEFINE_CODES(what, how)                                                 \
+    DEFINE_BOTH(what, INT8, how)                                                \
+    DEFINE_BOTH(what, INT4, how)                                                \
+    DEFINE_BOTH(what, INT3, how)                                                \
+    DEFINE_BOTH(what, INT2, how)
+#define DEFINE_ALL_SEVERAL(floats, codes)                                       \
+    DEFINE_SEVERAL(FLOAT32, floats)                                             \
+    DEFINE_SEVERAL(BFLOAT16, floats)                                            \
+    DEFINE_SEVERAL(FLOAT16, floats)                                             \
+    DEFINE_SEVERAL(INT8, codes)                                                 \
+    DEFINE_SEVERAL(INT4, codes)                                                 \
+    DEFINE_SEVERAL(INT3, codes)                                                 \
+    DEFINE_SEVERAL(INT2, codes)
 
 #define BOTH(what, kind) {what##_##kind##_0, what##_##kind##_1}
 #define ALL(what)                                                                      \
     {BOTH(what, FLOAT32), BOTH(what, BFLOAT16), BOTH(what, FLOAT16), BOTH(what, INT8), \
      BOTH(what, INT4), BOTH(what, INT3), BOTH(what, INT2)}
+
+#define ALL_SEVERAL                                                              \
+    {several_FLOAT32, several_BFLOAT16, several_FLOAT16, several_INT8, several_INT4, \
+     several_INT3,    several_INT2}
 
 #endif
