@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import subprocess
 import sys
@@ -110,6 +111,16 @@ def test_a_model_computes_in_the_type_asked_for(folder: Path, name: str) -> None
         assert (logits(model) - expected).norm() < 0.1 * expected.norm()
     assert AutoModelForCausalLM.from_pretrained(folder).half().dtype == torch.float16
     assert turned.float().dtype == torch.float32
+
+
+def test_a_loaded_model_can_be_copied_and_kept_in_a_file_of_torch(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert other.lm_head.packed is other.model.embed_tokens.packed
+        assert torch.equal(logits(other), logits(model))
 
 
 def test_pipelines_and_the_harness_take_a_packed_model(folder: Path) -> None:
