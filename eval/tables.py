@@ -149,8 +149,8 @@ def bench_title(plan: Mapping[str, Any]) -> str:
 
 def bench_kind(row: Mapping[str, Any]) -> str:
     """What a model is in memory, and what runs it."""
-    packed = "packed, " if row["packed"] and row["engine"] == "PyTorch" else ""
-    return f"{packed}{row['dtype']}, {row['engine']}"
+    values = f"packed {' and '.join(row['packed'])}" if row.get("packed") else row["dtype"]
+    return f"{values}, {row['engine']}"
 
 
 def percent(fraction: float) -> str:

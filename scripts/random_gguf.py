@@ -37,6 +37,11 @@ def make_gguf(folder: Path, types: dict[str, Path]) -> None:
     """Write the checkpoint in `folder` in each type (`Q8_0`, `Q4_0`, ...) to its file."""
     import llama_cpp
 
+    @llama_cpp.llama_log_callback
+    def say_nothing(*_: object) -> None:
+        pass
+
+    llama_cpp.llama_log_set(say_nothing, ctypes.c_void_p(0))
     half = folder / "half.gguf"
     _write_half(folder, half)
     for name, path in types.items():

@@ -30,7 +30,7 @@ def build(source: Path, matrix: str | None = None) -> str:
     if source.name == RECORD:
         return run.build(source.parent, matrix)
     if matrix is not None:
-        raise SympruneError(f"{source} is no run: it holds no matrix {matrix} to show.")
+        raise SympruneError(f"{source} is a sweep or a bench: it holds no matrix {matrix} to show.")
     return bench.read(source) if source.suffix == ".json" else sweep.build(source)
 
 

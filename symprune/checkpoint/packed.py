@@ -100,7 +100,13 @@ def unpack(
 
 def weight_files(folder: Path) -> list[str]:
     """The files that hold a model's weights, packed or not."""
-    return [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
+    names = [*shard_names(folder), *([MANIFEST] if is_packed(folder) else [])]
+    if not names and any(folder.glob("packed-*-of-*.safetensors")):
+        raise SympruneError(
+            f"{folder} is packed in a format that is no longer read; unpack it with the one that "
+            "packed it."
+        )
+    return names
 
 
 def _pack_block(streamed: StreamedModel, files: PackedFiles, index: int) -> dict[str, Tensor]:
@@ -118,7 +124,7 @@ def _header_of_told_masks(folder: Path, files: PackedFiles) -> str | None:
     """The header of the file of masks, if there is one and the packed weights tell all of it."""
     if not (folder / maskset.FILE_NAME).is_file():
         return None
-    file, written = Shards(folder, [maskset.FILE_NAME]), files.open_written()
+    file, written = Shards(folder, [maskset.FILE_NAME]), files.open_parts()
     header = file.headers[maskset.FILE_NAME]
     shapes = _shapes(header)
     if shapes.keys() != file.entries.keys():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class PackedFiles:
 
     def bits_per_weight(self) -> float:
         """What a prunable weight takes, once all are written, masks and scales included."""
-        written = self._open_parts(range(len(self.streamed)))
+        written = self.open_parts()
         bits = weights = 0
         for name, packing in self.packings.items():
             if packing.part == BLOCKS:
@@ -103,7 +103,19 @@ class PackedFiles:
         """The tensors written so far."""
         if (self.folder / MANIFEST).is_file():
             return open_shards(self.folder)
-        return self._open_parts(range(len(self.streamed)))
+        return self.open_parts()
+
+    def open_parts(self) -> PackedShards:
+        """The tensors of the parts that are there."""
+        paths = sorted(self.parts.glob("block-*.safetensors"))
+        stored = Shards(self.parts, [path.name for path in paths])
+        places: dict[str, Place] = {}
+        checksums: dict[str, int] = {}
+        for header in stored.headers.values():
+            about = {name: json.loads(text) for name, text in header.metadata.items()}
+            places |= {key: Place(*place) for key, place in about["places"].items()}
+            checksums |= about["checksums"]
+        return PackedShards(stored, self.headers, places, checksums)
 
     def write_block(self, index: int, pruned: PrunedBlock) -> None:
         """The block that is in memory, packed, on the disk when this returns."""
@@ -140,7 +152,7 @@ class PackedFiles:
         done = {key for index in blocks for key in self.streamed.keys_of_block(index)}
         rest = [key for key in self.source if key not in done]
         self._write(self._part(len(blocks)), rest, self._pack_head(), {})
-        written = self._open_parts(range(len(blocks) + 1))
+        written = self.open_parts()
         manifest = Manifest(
             files={name: text_of(header) for name, header in self.headers.items()},
             places=dict(written.places),
@@ -164,17 +176,6 @@ class PackedFiles:
 
     def _part(self, index: int) -> Path:
         return self.parts / f"block-{index:05}.safetensors"
-
-    def _open_parts(self, indices: Iterable[int]) -> PackedShards:
-        names = [self._part(index).name for index in indices if self._part(index).is_file()]
-        stored = Shards(self.parts, names)
-        places: dict[str, Place] = {}
-        checksums: dict[str, int] = {}
-        for header in stored.headers.values():
-            about = {name: json.loads(text) for name, text in header.metadata.items()}
-            places |= {key: Place(*place) for key, place in about["places"].items()}
-            checksums |= about["checksums"]
-        return PackedShards(stored, self.headers, places, checksums)
 
     def _write(
         self,

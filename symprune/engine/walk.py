@@ -355,11 +355,11 @@ def _prune_matrix(
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )
-    if decision.values is not None:  # what is written are their codes
-        matrix.weight.copy_(decision.weight)
-    elif decision.weight is not None:
-        # Rounded now: the blocks behind this one are to see the weights that will be written.
-        matrix.weight.copy_(decision.weight.to(plan.stored or weight.dtype))
+    if decision.weight is not None:
+        # Rounded now: the blocks behind this one are to see the weights that will be written. Of
+        # values on a grid these are the codes.
+        stored = weight.dtype if decision.values is not None else plan.stored or weight.dtype
+        matrix.weight.copy_(decision.weight.to(stored))
     matrix.apply(decision.keep)
     report.layers.append(replace(layer, figures=decision.figures))
     return decision.keep, decision.values

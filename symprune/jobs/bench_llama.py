@@ -61,7 +61,7 @@ class LlamaRunner:
         kind = LlamaFileType(field.contents()).name if field else "GGUF"
         found: dict[str, Any] = {
             "dtype": kind.removeprefix("MOSTLY_").removeprefix("ALL_"),
-            "packed": True,
+            "packed": [],
             "bits_per_weight": sum(8 * int(t.n_bytes) for t in tensors)
             / sum(int(t.n_elements) for t in tensors),
             "file_bytes": path.stat().st_size,

@@ -25,7 +25,7 @@ class TorchRunner:
 
     def __init__(self, origin: hub.Origin, dtype: str, device: str) -> None:
         self.origin = origin
-        self.model = load_model(origin, dtype).to(hub.pick_device(device)).eval()
+        self.model = load_model(origin, dtype, dequantize=False).to(hub.pick_device(device)).eval()
         self.tokenizer = hub.load_tokenizer(origin)
         # A text that ends early could not be timed.
         self.model.generation_config.eos_token_id = None
@@ -51,7 +51,7 @@ class TorchRunner:
         bits = bits_per_weight(self.model, self.origin.access.trust_remote_code)
         found: dict[str, Any] = {
             "dtype": compute.name_of(self.model.dtype),
-            "packed": bits.packed,
+            "packed": list(bits.packed),
             "bits_per_weight": bits.bits / bits.weights,
             "file_bytes": self._file_bytes(),
         }

@@ -74,7 +74,7 @@ def load(
     ids = encode(tokenizer, request, given)
     if not origin.gguf_file:  # whose configuration takes seconds to read
         check_room(hub.load_config(origin), len(ids), request.max_new_tokens)
-    model = load_model(origin, asked).to(device).eval()
+    model = load_model(origin, asked, dequantize=False).to(device).eval()
     check_room(model.config, len(ids), request.max_new_tokens)
     return Loaded(given, model, tokenizer, ids)
 

@@ -26,11 +26,12 @@ from symprune.runtime.layers import packed_parameters
 
 @dataclass(frozen=True)
 class Bits:
-    """What the matrices of a model's blocks take in memory, and how many weights they have."""
+    """What the matrices of a model's blocks take in memory, how many weights they have, and what
+    kinds of values packed ones have."""
 
     bits: int
     weights: int
-    packed: bool
+    packed: tuple[str, ...] = ()
 
 
 def bits_per_weight(model: nn.Module, trusted: bool = False) -> Bits:
@@ -40,15 +41,17 @@ def bits_per_weight(model: nn.Module, trusted: bool = False) -> Bits:
     # Which parameters these are is told by their shapes, which a packed model does not show.
     plain = skeleton(config, torch.float32, trusted) if packed else model
     found = {m.parameter_name: m.parameter.numel() for m in find_layout(plain).all_matrices()}
-    bits = 0
+    bits, kinds = 0, set()
     for name in found:
         if name in packed:
             module, leaf = packed[name]
-            bits += module.blob(leaf)[1].bits
+            _, layout = module.blob(leaf)
+            bits += layout.bits
+            kinds.add(layout.kind)
         else:
             parameter = model.get_parameter(name)
             bits += 8 * parameter.numel() * parameter.element_size()
-    return Bits(bits, sum(found.values()), any(name in packed for name in found))
+    return Bits(bits, sum(found.values()), tuple(sorted(kinds)))
 
 
 def check_room(config: Any, prompt: int, new: int) -> None:
