@@ -188,7 +188,8 @@ def _loaded_names(model: Any, stored: Iterable[str]) -> set[str]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-    rules, known = deepcopy(get_model_conversion_mapping(model)), model.state_dict()
+    rules: Any = deepcopy(get_model_conversion_mapping(model))
+    known = model.state_dict()
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     others = [rule for rule in rules if not isinstance(rule, WeightRenaming)]
     prefix = model.base_model_prefix
