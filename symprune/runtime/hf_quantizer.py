@@ -61,8 +61,9 @@ class SympruneQuantizer(HfQuantizer):
         packed = _places(model, stored)
         if not packed:
             raise SympruneError("The model's files hold no packed weights that belong to it.")
-        needed = _of_blocks(model) - packed.keys()
-        for pair in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
+        ties = dict(getattr(model, "all_tied_weights_keys", None) or {})
+        needed = _of_blocks(model) - packed.keys() - ties.keys()
+        for pair in ties.items():
             size = next((packed[name] for name in pair if name in packed), None)
             if size is not None:
                 packed |= dict.fromkeys(pair, size)
