@@ -233,12 +233,12 @@ class PackedFiles:
         room = LARGEST_FILE
         # What several blocks share is in the part of each.
         first = {
-            entry.name: file
-            for file in reversed(parts.files)
-            for entry in parts.headers[file].entries
+            entry.name: part
+            for part in reversed(parts.files)
+            for entry in parts.headers[part].entries
         }
-        for file, header in parts.headers.items():
-            own = [entry for entry in header.entries if first[entry.name] == file]
+        for part, header in parts.headers.items():
+            own = [entry for entry in header.entries if first[entry.name] == part]
             size = sum(entry.size for entry in own)
             if groups[-1] and size > room:
                 groups.append([])
