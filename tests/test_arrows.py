@@ -210,6 +210,16 @@ def test_formulas_know_tensors_only() -> None:
     assert not wrong
 
 
+def test_one_file_of_the_runtime_knows_transformers() -> None:
+    found = {
+        name
+        for name, path in modules().items()
+        if room(name) == "runtime"
+        and any(other.split(".")[0] == "transformers" for other in imports(path))
+    }
+    assert found == {"symprune.runtime.hf_quantizer"}
+
+
 def test_a_room_is_read_at_one_glance() -> None:
     folders = {path.parent for path in modules().values()}
     crowded = {

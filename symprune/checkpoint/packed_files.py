@@ -231,12 +231,19 @@ class PackedFiles:
         """The parts' tensors in files of a convenient size, and the index of these."""
         groups: list[list[TensorEntry]] = [[]]
         room = LARGEST_FILE
-        for header in parts.headers.values():
-            size = sum(entry.size for entry in header.entries)
+        # What several blocks share is in the part of each.
+        first = {
+            entry.name: part
+            for part in reversed(parts.files)
+            for entry in parts.headers[part].entries
+        }
+        for part, header in parts.headers.items():
+            own = [entry for entry in header.entries if first[entry.name] == part]
+            size = sum(entry.size for entry in own)
             if groups[-1] and size > room:
                 groups.append([])
                 room = LARGEST_FILE
-            groups[-1] += header.entries
+            groups[-1] += own
             room -= size
         packed = [name for name in self.packings if blob.packed_name(name) in parts]
         guards = [guard_name(packed)] if packed else []

@@ -85,8 +85,8 @@ def _find_tiles(blob: Tensor, layout: Layout) -> Tensor:
     if not tiling.masked:
         steps = torch.arange(layout.groups, device=blob.device) * tiling.least
         return _small(here[:, None] + steps, layout)
-    bits = torch.arange(256, device=blob.device)
-    ones = sum((bits >> place) & 1 for place in range(8))
+    places = torch.arange(8, device=blob.device)
+    ones = ((torch.arange(256, device=blob.device)[:, None] >> places) & 1).sum(1)
     masks = torch.arange(MASKS, device=blob.device)
     starts = []
     for _ in range(layout.groups):

@@ -57,12 +57,13 @@ class SympruneQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Iterable[str] | None = None, **kwargs: Any
     ) -> Any:
-        self._stored = _stored_shapes(checkpoint_files)
-        packed = _places(model, self._stored)
+        stored = _stored_shapes(checkpoint_files)
+        packed = _places(model, stored)
         if not packed:
             raise SympruneError("The model's files hold no packed weights that belong to it.")
-        self._needed = _of_blocks(model) - packed.keys()
-        for pair in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
+        ties = dict(getattr(model, "all_tied_weights_keys", None) or {})
+        needed = _of_blocks(model) - packed.keys() - ties.keys()
+        for pair in ties.items():
             size = next((packed[name] for name in pair if name in packed), None)
             if size is not None:
                 packed |= dict.fromkeys(pair, size)
@@ -70,30 +71,30 @@ class SympruneQuantizer(HfQuantizer):
             path, _, leaf = name.rpartition(".")
             blob = torch.empty(size, dtype=torch.uint8, device="meta")
             pack_parameter(model.get_submodule(path), leaf, blob, name)
+        missing = needed - _loaded_names(model, stored) if needed else None
+        if missing:
+            raise SympruneError(f"The model's files have no weights for {min(missing)}.")
         _settle(model, packed)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        guards = {rf"(^|\.){re.escape(name)}$" for name in packed if name in self._stored}
-        known = model._keys_to_ignore_on_load_unexpected or ()
-        model._keys_to_ignore_on_load_unexpected = {*known, *guards}
+        guards = {rf"(^|\.){re.escape(name)}$" for name in packed if name in stored}
+        known = model._keys_to_ignore_on_load_unexpected
+        kind = set if isinstance(known, set) else list  # as releases of transformers have it
+        model._keys_to_ignore_on_load_unexpected = kind([*(known or ()), *guards])
         return model
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
+    def update_weight_conversions(self, weight_conversions: Any, *_: Any) -> Any:
         """transformers' rules for other names are for what is not packed."""
         for rule in weight_conversions:
             pattern = getattr(rule, "compiled_sources", None)
             if pattern is not None:
                 rule.compiled_sources = re.compile(rf"(?!.*[._]packed$)(?:{pattern.pattern})")
-        if model is not None:
-            missing = self._needed - _loaded_names(model, self._stored, weight_conversions)
-            if missing:
-                raise SympruneError(f"The model's files have no weights for {min(missing)}.")
         return weight_conversions
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        packed = packed_parameters(model)
+        packed, shapes = packed_parameters(model), vars(self).pop("_shapes", {})
         blobs = {packed_name(name) for name in packed}
         for name, parameter in model.named_parameters():
-            shape = self._shapes.get(name, parameter.shape)
+            shape = shapes.get(name, parameter.shape)
             if name not in blobs and parameter.shape != shape:
                 raise SympruneError(
                     f"{name} is {tuple(parameter.shape)} in the model's files, "
@@ -183,11 +184,13 @@ def _of_blocks(model: nn.Module) -> set[str]:
         return set()
 
 
-def _loaded_names(model: Any, stored: Iterable[str], rules: Any) -> set[str]:
+def _loaded_names(model: Any, stored: Iterable[str]) -> set[str]:
     """The model's parameters that plain tensors in its files become."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-    rules, known = deepcopy(rules), model.state_dict()
+    rules: Any = deepcopy(get_model_conversion_mapping(model))
+    known = model.state_dict()
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     others = [rule for rule in rules if not isinstance(rule, WeightRenaming)]
     prefix = model.base_model_prefix

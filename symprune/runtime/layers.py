@@ -76,8 +76,8 @@ class PackedModule(nn.Module):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, *state = super().__reduce_ex__(protocol)
-        return (_revive, (self.dense_class,), *state)
+        made: Any = super().__reduce_ex__(protocol)
+        return (_revive, (self.dense_class,), *made[2:])
 
     def extra_repr(self) -> str:
         known = [self.dense_class.extra_repr(self)]
@@ -100,7 +100,7 @@ class _LinearForward:
 
 
 @cache
-def packed_class(dense: type[nn.Module]) -> type[PackedModule]:
+def packed_class(dense: Any) -> Any:
     """The class of packed modules that are otherwise `dense`."""
     plain = dense.forward is nn.Linear.forward or dense.__name__ == "Conv1D"
     bases = (_LinearForward, PackedModule, dense) if plain else (PackedModule, dense)
@@ -112,21 +112,22 @@ PackedLinear = packed_class(nn.Linear)
 PackedEmbedding = packed_class(nn.Embedding)
 
 
-def _revive(dense: type[nn.Module]) -> PackedModule:
+def _revive(dense: Any) -> Any:
     """An empty packed module, for what copies and pickles."""
     made = packed_class(dense)
     return made.__new__(made)
 
 
 def pack_parameter(
-    module: nn.Module, leaf: str, blob: Tensor | None = None, name: str | None = None
+    module: Any, leaf: str, blob: Tensor | None = None, name: str | None = None
 ) -> None:
     """Put a blob in the place of a module's parameter; without one, a place where it is loaded.
     name is what the parameter is called in the model, for messages."""
     weight = module._parameters.pop(leaf)
     assert weight is not None
     if not isinstance(module, PackedModule):
-        module.__class__ = packed_class(type(module))
+        dense: Any = type(module)
+        module.__class__ = packed_class(dense)
         module.packed_slots = {}
     if blob is None:
         blob = torch.empty(0, dtype=torch.uint8, device="meta")
@@ -145,7 +146,7 @@ def unpack_parameter(module: PackedModule, leaf: str, weight: nn.Parameter | Non
     del module.packed_slots[leaf], module._parameters[packed_name(leaf)]
     if not module.packed_slots:
         del module.__dict__["packed_slots"]
-        module.__class__ = module.dense_class
+        module.__class__ = module.dense_class  # type: ignore[assignment]
     module.register_parameter(leaf, weight)
 
 
@@ -174,6 +175,7 @@ def sampled_sparsity(blob: Tensor, layout: Layout) -> float:
     every = max(layout.all_panels // SAMPLED, 1)
     panels = np.arange(0, layout.all_panels, every)
     keep = read_panels(blob, layout, panels).keep
+    assert keep is not None
     rows = [min(PANEL, layout.rows - panel % layout.panels * PANEL) for panel in panels]
     return 1 - float(np.count_nonzero(keep)) / (sum(rows) * layout.columns)
 

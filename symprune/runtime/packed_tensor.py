@@ -43,7 +43,8 @@ class PackedTensor(Tensor):
         turned: bool = False,
         flat: bool = False,
     ) -> PackedTensor:
-        shape = (layout.columns, layout.rows) if turned else (layout.rows, layout.columns)
+        shape: tuple[int, ...] = (layout.rows, layout.columns)
+        shape = shape[::-1] if turned else shape
         if layout.pieces and piece is None:
             shape = (layout.pieces * shape[0], shape[1]) if flat else (layout.pieces, *shape)
         made: PackedTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
@@ -56,7 +57,7 @@ class PackedTensor(Tensor):
     def __init__(self, *_: Any, **__: Any) -> None:
         """All is done in `__new__`."""
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"PackedTensor({self.packed_layout.kind}, {tuple(self.shape)}, {self.dtype})"
 
     @property
@@ -102,7 +103,7 @@ class PackedTensor(Tensor):
         return func(*_dense(args), **_dense(kwargs))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return func(*_dense(args), **_dense(dict(kwargs or {})))

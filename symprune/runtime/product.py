@@ -72,11 +72,11 @@ class _Product(torch.autograd.Function):
             # A CPU is slow and inexact in 16 bits; other devices are neither.
             dtype = torch.float32 if blob.device.type == "cpu" else _near(ctx.dtype)
             given = gradient.to(dtype)
+            total = given.new_zeros(*given.shape[:-1], layout.columns)
             for first in range(0, layout.rows, ROWS_AT_ONCE):
                 rows = slice(first, min(first + ROWS_AT_ONCE, layout.rows))
-                part = given[..., rows] @ expand(blob, layout, dtype, piece, rows)
-                to_x = part if to_x is None else to_x + part
-            to_x = to_x.to(ctx.dtype)
+                total = total + given[..., rows] @ expand(blob, layout, dtype, piece, rows)
+            to_x = total.to(ctx.dtype)
         if ctx.needs_input_grad[1]:
             to_bias = gradient.reshape(-1, layout.rows).sum(0).to(ctx.bias_dtype)
         return to_x, to_bias, None, None, None

@@ -19,7 +19,11 @@ GROUP = 64
 
 def pruned(family: str = "llama", sparsity: float = 0.5, seed: int = 0) -> Any:
     """A model whose blocks have zeros at random."""
-    model = families.model(family, seed)
+    return prune_at_random(families.model(family, seed), sparsity, seed)
+
+
+def prune_at_random(model: Any, sparsity: float = 0.5, seed: int = 0) -> Any:
+    """Set some of what can be packed of the blocks to zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, packing in packable(model).items():
         if packing.part == BLOCKS:

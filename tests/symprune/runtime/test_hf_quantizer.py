@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, pipeline
 
 import symprune
+from symprune.checkpoint.packed import pack
 from symprune.errors import SympruneError
 from symprune.eval.harness_model import HarnessModel
 from symprune.runtime.layers import PackedModule, packed_parameters
@@ -112,6 +114,16 @@ def test_a_model_computes_in_the_type_asked_for(folder: Path, name: str) -> None
     assert turned.float().dtype == torch.float32
 
 
+def test_a_loaded_model_can_be_copied_and_kept_in_a_file_of_torch(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert other.lm_head.packed is other.model.embed_tokens.packed
+        assert torch.equal(logits(other), logits(model))
+
+
 def test_pipelines_and_the_harness_take_a_packed_model(folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -140,10 +152,8 @@ def test_symprune_loads_packed_or_plain_as_asked(folder: Path) -> None:
     symprune.prune(plain, families.tokens(), symprune.Recipe("wanda"))
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "gpt-oss", "zamba2", "gemma3n"])
 def test_the_files_that_packing_writes_are_loaded(family: str, tmp_path: Path) -> None:
-    from symprune.checkpoint.packed import pack
-
     model = packed_models.pruned(family)
     model.save_pretrained(tmp_path / "plain")
     pack(tmp_path / "plain", tmp_path / "packed")
@@ -152,6 +162,19 @@ def test_the_files_that_packing_writes_are_loaded(family: str, tmp_path: Path) -
     )
     assert packed_parameters(loaded) and not any(told.values())
     torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", families.LOOKING)
+def test_models_that_see_are_loaded_packed(family: str, tmp_path: Path) -> None:
+    model = packed_models.prune_at_random(families.looking(family))
+    model.save_pretrained(tmp_path / "plain")
+    pack(tmp_path / "plain", tmp_path / "packed")
+    loaded = symprune.load(tmp_path / "packed")
+    assert packed_parameters(loaded)
+    tokens = families.tokens(2, 8).clamp(max=90)
+    with torch.no_grad():
+        found, expected = loaded(input_ids=tokens).logits, model(input_ids=tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_other_formats_are_refused_in_a_sentence(folder: Path) -> None:
