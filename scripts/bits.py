@@ -138,6 +138,7 @@ def main(
     model: o.Model,
     valid_data: Annotated[str, typer.Option(help="Text that choices may be made on.")],
     cells: Annotated[str, typer.Option(help="all, main or none.")] = "all",
+    amounts: Annotated[str, typer.Option(help="Only these.")] = "0,30,50,60,70,2:4",
     seeds: Annotated[int, typer.Option(help="For the main rows.")] = 3,
     calibration_data: Annotated[str, typer.Option("--calibration")] = "c4",
     nsamples: Annotated[int, typer.Option()] = 128,
@@ -152,6 +153,7 @@ def main(
     wanted = [*MAIN, *(OTHERS if cells == "all" else ())] if cells != "none" else []
     more = range(1, seeds if cells != "none" else 0)
     wanted += [Cell(c.amount, c.values, c.solve, seed) for c in MAIN for seed in more]
+    wanted = [cell for cell in wanted if cell.amount in amounts.split(",")]
     done = read_results(output)
     if any(cell.key not in done for cell in wanted) or "dense" not in done:
         _run(model, wanted, text, (eval_data, valid_data), eval_windows, output)

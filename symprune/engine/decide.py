@@ -84,13 +84,28 @@ def decide(
         assert base is not None
         decision = _from_base(part, weight, base, inputs, recipe)
     if recipe.rounding is not None:
-        keep = None if whole else decision.keep
-        decision.values = recipe.rounding(weight, keep, decision.weight, inputs)
-        decision.weight = decision.values.dense(keep)
+        _put_on_grid(decision, weight, inputs, recipe, whole)
     if base is not None and watched:
         measured = inputs if report_error else None
         decision.figures = _figures(weight, base, decision, measured, held_out)
     return decision
+
+
+def _put_on_grid(
+    decision: Decision, weight: Tensor, inputs: ChannelStats | None, recipe: Recipe, whole: bool
+) -> None:
+    """Values for what was decided. A mask that was found together with the weights is now found
+    together with the values; one that a criterion or a refinement made stays."""
+    rounding, update = recipe.rounding, recipe.weight_update
+    assert rounding is not None
+    keep = None if whole else decision.keep
+    if keep is not None and inputs is not None and update is not None and update.finds_mask:
+        pattern = recipe.n_of_m
+        keep, decision.values = rounding.find(weight, keep, decision.weight, inputs, pattern)
+        decision.keep = keep
+    else:
+        decision.values = rounding(weight, keep, decision.weight, inputs)
+    decision.weight = decision.values.dense(keep)
 
 
 def _from_base(

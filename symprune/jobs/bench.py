@@ -103,9 +103,8 @@ def bench(
         workers: list[Worker] = []
         for contender in contenders:
             tell(f"Loading {contender.given}")
-            worker = stack.enter_context(bench_process(contender.given, threads))
-            workers.append(worker)
-            worker.ask(
+            workers.append(stack.enter_context(bench_process(contender.given, threads)))
+            workers[-1].ask(
                 "load", **asdict(contender), prompt=prompt, access=vars(access), threads=threads,
                 prompt_tokens=plan.prompt_tokens, new_tokens=plan.new_tokens, device=plan.device,
             )  # fmt: skip

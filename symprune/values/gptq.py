@@ -45,7 +45,9 @@ class Spreading:
 
 def gptq(weight: Tensor, keep: Tensor, spreading: Spreading, grid: Grid) -> Found:
     """The weights on the grid; what `keep` does not keep is removed on the way."""
-    return row_by_row(weight, lambda rows: _gptq(weight[rows], keep[rows], spreading.upper, grid))
+    upper = spreading.upper
+    levels, scales = row_by_row(weight, lambda rows: _gptq(weight[rows], keep[rows], upper, grid))
+    return levels, scales
 
 
 def _gptq(weight: Tensor, keep: Tensor, upper: Tensor, grid: Grid) -> Found:
@@ -67,8 +69,8 @@ def _gptq(weight: Tensor, keep: Tensor, upper: Tensor, grid: Grid) -> Found:
     return levels.T, torch.stack(scales, 1)
 
 
-def row_by_row(weight: Tensor, solve: Callable[[slice], Found]) -> Found:
+def row_by_row(weight: Tensor, solve: Callable[[slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """What `solve` finds for some rows of a matrix, for all of them."""
     at_once = ROWS_AT_ONCE if weight.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
     parts = [solve(slice(start, start + at_once)) for start in range(0, len(weight), at_once)]
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))

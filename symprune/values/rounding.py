@@ -14,11 +14,13 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.machine import host
+from symprune.masks import Pattern
 from symprune.stats import GRAM, SHRINK, ChannelStats
 from symprune.update.damped_gram import DampedGram
 from symprune.validation import check_choice, check_not_negative, check_positive
 from symprune.values.descent import descend, find_start
-from symprune.values.gptq import Spreading, gptq
+from symprune.values.exchange import exchange
+from symprune.values.gptq import Found, Spreading, gptq
 from symprune.values.grid import GRIDS, Grid, OnGrid
 from symprune.values.scales import round_to_grid
 
@@ -32,19 +34,21 @@ class Rounding:
 
     solve: `descent`, coordinate descent from the better of the other two; `gptq`, SparseGPT's
     column loop, which without a mask is GPTQ; `nearest`, each weight by itself. sweeps: of the
-    descent, over all columns. damping, shrink: as in `LeastSquares`.
+    descent, over all columns. exchanges: further ones that find mask and codes together, where the
+    mask is nobody else's choice. damping, shrink: as in `LeastSquares`.
     """
 
     name: ClassVar[str]
     solve: str = "descent"
     sweeps: int = 3
+    exchanges: int = 4
     damping: float = 0.01
     shrink: float = SHRINK
 
     def __post_init__(self) -> None:
         check_choice("solve", self.solve, SOLVES)
         check_positive(sweeps=self.sweeps, damping=self.damping)
-        check_not_negative(shrink=self.shrink)
+        check_not_negative(shrink=self.shrink, exchanges=self.exchanges)
 
     @property
     def grid(self) -> Grid:
@@ -66,10 +70,32 @@ class Rounding:
         made of them. Without statistics every weight is rounded by itself."""
         if self.solve == "nearest" or stats is None:
             return round_to_grid(weight if fitted is None else fitted, self.grid, keep)
+        if self.solve == "gptq":
+            return self._by_gptq(weight.float(), keep, fitted, self._damped(stats, weight))
+        found = self._by_descent(weight.float(), keep, fitted, self._damped(stats, weight))
+        return OnGrid.from_levels(*found, self.grid, keep)
+
+    def find(
+        self,
+        weight: Tensor,
+        keep: Tensor,
+        fitted: Tensor | None,
+        stats: ChannelStats,
+        pattern: Pattern | None,
+    ) -> tuple[Tensor, OnGrid]:
+        """Mask and values, from a mask that may change: every row, or every M of a pattern, keeps
+        as many as it did."""
+        if self.solve != "descent" or self.exchanges == 0:
+            return keep, self(weight, keep, fitted, stats)
+        gram, weight = self._damped(stats, weight), weight.float()
+        found = self._by_descent(weight, keep, fitted, gram)
+        among = None if pattern is None else pattern.m
+        keep, levels, scales = exchange(weight, keep, gram, self.grid, found, self.exchanges, among)
+        return keep, OnGrid.from_levels(levels, scales, self.grid, keep)
+
+    def _damped(self, stats: ChannelStats, weight: Tensor) -> DampedGram:
         gram = stats.gram.to(weight.device)
-        damped_gram = DampedGram.from_gram(gram, self.damping, self.shrink * stats.noise)
-        solve = self._by_gptq if self.solve == "gptq" else self._by_descent
-        return solve(weight.float(), keep, fitted, damped_gram)
+        return DampedGram.from_gram(gram, self.damping, self.shrink * stats.noise)
 
     def _by_gptq(
         self, weight: Tensor, keep: Tensor | None, fitted: Tensor | None, gram: DampedGram
@@ -84,7 +110,7 @@ class Rounding:
 
     def _by_descent(
         self, weight: Tensor, keep: Tensor | None, fitted: Tensor | None, gram: DampedGram
-    ) -> OnGrid:
+    ) -> Found:
         """It starts near what fits best off the grid: what an update made or, under a mask alone,
         what is made here."""
         mask = _mask(weight, keep)
@@ -92,8 +118,7 @@ class Rounding:
             fitted = weight * keep
             gram.descend(weight, fitted, keep, FIT_ITERS)
         start = find_start(weight, weight if fitted is None else fitted, mask, gram, self.grid)
-        found = descend(weight, mask, gram, self.grid, start, self.sweeps)
-        return OnGrid.from_levels(*found, self.grid, keep)
+        return descend(weight, mask, gram, self.grid, start, self.sweeps)
 
 
 class Int8(Rounding):

@@ -10,78 +10,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pretend_device import DEVICE, PretendDevice
+from rounding_problems import COLUMNS, GRAMS, damped, errors, mixed, normal, problem, slack
 from torch import Tensor
 
-from symprune import masks
 from symprune.errors import SympruneError
 from symprune.stats import GRAM, ChannelStats
 from symprune.update.damped_gram import DampedGram
 from symprune.values import VALUES, choose_rounding
-from symprune.values.descent import descend, find_start
+from symprune.values.descent import descend, find_start, weights_of
 from symprune.values.gptq import Found, Spreading, gptq
 from symprune.values.grid import GRIDS, spread
 from symprune.values.scales import choose_scales, nearest_levels
 
 NAMES = list(GRIDS)
-COLUMNS = 100
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def gram_of(x: Tensor) -> Tensor:
-    return x.T @ x
-
-
-def mixed(tokens: int, columns: int, seed: int) -> Tensor:
-    """Inputs whose channels are correlated."""
-    turn = torch.eye(columns) + 0.5 * normal(columns, columns, seed=seed + 1)
-    return normal(tokens, columns, seed=seed) @ turn
-
-
-GRAMS: dict[str, Any] = {
-    "correlated": lambda n, seed: gram_of(mixed(4 * n, n, seed)),
-    "fewer tokens than channels": lambda n, seed: gram_of(mixed(n // 4 + 1, n, seed)),
-    "one direction above all": lambda n, seed: gram_of(normal(4 * n, n, seed=seed) + 30),
-    "badly scaled": lambda n, seed: gram_of(mixed(4 * n, n, seed) * torch.logspace(3, -3, n)),
-    "dead channels": lambda n, seed: gram_of(mixed(4 * n, n, seed) * (torch.arange(n) % 3 > 0)),
-    "diagonal": lambda n, seed: torch.logspace(2, -2, n).diag(),
-    "rank one": lambda n, seed: gram_of(normal(1, n, seed=seed)),
-    "zero": lambda n, seed: torch.zeros(n, n),
-    "huge": lambda n, seed: gram_of(normal(4 * n, n, seed=seed) * 1e15),
-    "beyond all numbers": lambda n, seed: torch.full((n, n), 1e38),
-}
-
-
-def damped(kind: str, columns: int = COLUMNS, seed: int = 1) -> DampedGram:
-    return DampedGram.from_gram(GRAMS[kind](columns, seed), 0.01, 0.1)
-
-
-def dense(found: Found, keep: Tensor) -> Tensor:
-    return found[0] * spread(found[1], keep.shape[1]) * keep
-
-
-def errors(gram: DampedGram, weight: Tensor, fitted: Tensor) -> Tensor:
-    """Row by row, in double precision."""
-    lost = weight.double() - fitted.double()
-    whole = gram.gram.double() + gram.added.double().diag()
-    return ((lost @ whole) * lost).sum(1)
 
 
 def nearest(fitted: Tensor, keep: Tensor, gram: DampedGram, name: str) -> Found:
     scales = choose_scales(fitted, keep, GRIDS[name], gram.diagonal)
     return nearest_levels(fitted, scales, GRIDS[name]), scales
-
-
-def slack(gram: DampedGram, weight: Tensor) -> Tensor:
-    """A rounding, in single precision, of what the rows would lose as a whole."""
-    return torch.finfo(torch.float32).eps * weight.shape[1] * errors(gram, weight, 0 * weight)
-
-
-def problem(rows: int, columns: int, share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    weight = normal(rows, columns, seed=seed)
-    return weight, masks.keep_by_row(weight.abs(), share)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -91,10 +37,10 @@ def test_no_sweep_makes_a_row_worse(kind: str, name: str, share: float) -> None:
     weight, keep = problem(12, COLUMNS, share)
     gram, grid = damped(kind), GRIDS[name]
     start = find_start(weight, weight * keep, keep, gram, grid)
-    before = errors(gram, weight, dense(start, keep))
+    before = errors(gram, weight, weights_of(start, keep))
     for sweeps in range(1, 5):
         found = descend(weight, keep, gram, grid, start, sweeps)
-        after = errors(gram, weight, dense(found, keep))
+        after = errors(gram, weight, weights_of(found, keep))
         assert (after <= before + slack(gram, weight)).all()
         before = after
 
@@ -107,10 +53,10 @@ def test_descent_errs_no_more_than_the_nearest_weights_and_than_gptq(kind: str, 
     fitted = weight * keep
     gram.descend(weight, fitted, keep, 20)
     start = find_start(weight, fitted, keep, gram, grid)
-    found = errors(gram, weight, dense(descend(weight, keep, gram, grid, start, 3), keep))
+    found = errors(gram, weight, weights_of(descend(weight, keep, gram, grid, start, 3), keep))
     rivals = (nearest(fitted, keep, gram, name), gptq(fitted, keep, Spreading.along(gram), grid))
     for rival in rivals:
-        assert (found <= errors(gram, weight, dense(rival, keep)) + slack(gram, weight)).all()
+        assert (found <= errors(gram, weight, weights_of(rival, keep)) + slack(gram, weight)).all()
 
 
 @given(
@@ -147,7 +93,7 @@ def test_where_channels_know_nothing_of_each_other_all_ways_are_one(name: str) -
     near = nearest(weight, keep, gram, name)
     loop = gptq(weight, keep, Spreading.along(gram), grid)
     # The diagonal comes back from two factorisations and an inverse, each of them rounded.
-    torch.testing.assert_close(dense(loop, keep), dense(near, keep), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(weights_of(loop, keep), weights_of(near, keep), rtol=1e-2, atol=1e-2)
     levels, scales = descend(weight, keep, gram, grid, near, 40)
     best = nearest_levels(weight, scales, grid)
     middle = (weight / spread(scales, COLUMNS) - best).abs() > 0.999 * grid.step / 2
@@ -167,8 +113,8 @@ def test_descent_lies_between_the_best_there_is_and_the_nearest(seed: int) -> No
     for number in range(40):
         levels = 2 * torch.randint(0, 4, (5, 4), generator=torch.Generator().manual_seed(number))
         start = near if number == 0 else ((levels - 3).float(), near[1])
-        found = errors(gram, weight, dense(descend(weight, keep, gram, grid, start, 4), keep))
-        began = errors(gram, weight, dense(start, keep))
+        found = errors(gram, weight, weights_of(descend(weight, keep, gram, grid, start, 4), keep))
+        began = errors(gram, weight, weights_of(start, keep))
         assert (found <= began + slack(gram, weight)).all()
         least = torch.minimum(least, found)
     for row in range(5):
@@ -178,7 +124,10 @@ def test_descent_lies_between_the_best_there_is_and_the_nearest(seed: int) -> No
         constant = weight[row].double() @ whole @ weight[row].double()
         best = (constant - along.square() / curved).amin()
         assert least[row] >= best - slack(gram, weight)[row]
-        assert least[row] <= errors(gram, weight, dense(near, keep))[row] + slack(gram, weight)[row]
+        assert (
+            least[row]
+            <= errors(gram, weight, weights_of(near, keep))[row] + slack(gram, weight)[row]
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
