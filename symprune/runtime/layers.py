@@ -59,6 +59,7 @@ class PackedModule(nn.Module):
         slots = self.__dict__.get("packed_slots", {})
         return self._seen(name) if name in slots else super().__getattr__(name)
 
+    @torch.compiler.disable
     def _seen(self, leaf: str) -> Tensor:
         slot, stored = self.packed_slots[leaf], self._parameters[packed_name(leaf)]
         if stored is None or stored.is_meta:
@@ -92,8 +93,10 @@ class PackedModule(nn.Module):
 
 
 class _LinearForward:
-    """The forward pass of a linear layer, without the detour over its weight."""
+    """The forward pass of a linear layer, without the detour over its weight. Compiled models stop
+    before it and go on behind: there is nothing in it to compile."""
 
+    @torch.compiler.disable
     def forward(self: Any, x: Tensor) -> Tensor:
         blob, layout = self.blob()
         return product(blob, layout, x, bias=self.bias)

@@ -70,10 +70,12 @@ class PackedTensor(Tensor):
         seen = {name: getattr(self, name) for name in ("piece", "turned", "flat", "dtype")}
         return PackedTensor(self.blob, self.packed_layout, **{**seen, **changes})
 
+    @torch.compiler.disable
     def times(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias`, whichever way round this is."""
         return product(self.blob, self.packed_layout, x, piece=self.piece or 0, bias=bias)
 
+    @torch.compiler.disable
     def dense(self) -> Tensor:
         """The weights in full."""
         pieces = range(self.packed_layout.pieces) if not self.is_matrix else (self.piece or 0,)
@@ -159,6 +161,7 @@ def _fits(x: Any, weight: Any, turned: bool) -> bool:
     return plain and isinstance(weight, PackedTensor) and weight.turned == turned
 
 
+@torch.compiler.disable
 def _embedding(
     indices: Any,
     weight: Any,

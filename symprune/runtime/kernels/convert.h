@@ -26,6 +26,12 @@ INLINE uint16_t to_bfloat16(float value) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
+/* The same for what is known to be no NaN. */
+INLINE uint16_t number_to_bfloat16(float value) {
+    uint32_t bits = as_bits(value);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
 INLINE float from_float16(uint16_t value) {
     uint32_t sign = (uint32_t)(value & 0x8000) << 16;
     uint32_t rest = value & 0x7fff;
@@ -62,36 +68,48 @@ INLINE void write_float(void *to, int64_t index, int dtype, float value) {
         ((uint16_t *)to)[index] = dtype == AS_BFLOAT16 ? to_bfloat16(value) : to_float16(value);
 }
 
-/* A row of an expanded panel, in natural order, to a dtype. */
-INLINE void write_row(const Tiles *tiles, int kind, int row, int64_t columns, int dtype,
-                      void *out) {
-    for (int64_t group = 0; group * GROUP < columns; group++) {
-        int64_t first = group * GROUP;
-        int count = columns - first < GROUP ? (int)(columns - first) : GROUP;
-        int64_t tile = group * PANEL + row;
-        if (is_codes(kind)) {
-            const uint8_t *codes = (const uint8_t *)tiles->words + tile * GROUP;
-            float scale = tiles->scales[tile];
-            int zero = zero_of(kind);
+/* `count` columns of a row of an expanded panel, from a group on, to a dtype. */
+INLINE void write_group(const Tiles *tiles, int kind, int row, int64_t group, int count, int dtype,
+                        void *out) {
+    int64_t first = group * GROUP;
+    int64_t tile = group * PANEL + row;
+    if (is_codes(kind)) {
+        const uint8_t *codes = (const uint8_t *)tiles->words + tile * GROUP;
+        float scale = tiles->scales[tile];
+        int zero = zero_of(kind);
+        if (dtype == AS_BFLOAT16)
+            for (int j = 0; j < count; j++)
+                ((uint16_t *)out)[first + j] =
+                    number_to_bfloat16((float)(codes[j] - zero) * scale);
+        else
             for (int j = 0; j < count; j++)
                 write_float(out, first + j, dtype, (float)(codes[j] - zero) * scale);
-        } else if (kind == FLOAT32) {
-            const float *values = (const float *)tiles->words + tile * GROUP;
-            if (dtype == AS_FLOAT32)
-                memcpy((float *)out + first, values, 4 * (size_t)count);
-            else
-                for (int j = 0; j < count; j++) write_float(out, first + j, dtype, values[j]);
-        } else {
-            const uint16_t *values = (const uint16_t *)tiles->words + tile * GROUP;
-            if (dtype == kind) /* the numbers of the two lists agree */
-                memcpy((uint16_t *)out + first, values, 2 * (size_t)count);
-            else
-                for (int j = 0; j < count; j++)
-                    write_float(out, first + j, dtype,
-                                kind == BFLOAT16 ? from_bfloat16(values[j])
-                                                 : from_float16(values[j]));
-        }
+    } else if (kind == FLOAT32) {
+        const float *values = (const float *)tiles->words + tile * GROUP;
+        if (dtype == AS_FLOAT32)
+            memcpy((float *)out + first, values, 4 * (size_t)count);
+        else
+            for (int j = 0; j < count; j++) write_float(out, first + j, dtype, values[j]);
+    } else {
+        const uint16_t *values = (const uint16_t *)tiles->words + tile * GROUP;
+        if (dtype == kind) /* the numbers of the two lists agree */
+            memcpy((uint16_t *)out + first, values, 2 * (size_t)count);
+        else
+            for (int j = 0; j < count; j++)
+                write_float(out, first + j, dtype,
+                            kind == BFLOAT16 ? from_bfloat16(values[j])
+                                             : from_float16(values[j]));
     }
+}
+
+/* A whole row, in natural order. */
+INLINE void write_row(const Tiles *tiles, int kind, int row, int64_t columns, int dtype,
+                      void *out) {
+    int64_t whole = columns / GROUP;
+    for (int64_t group = 0; group < whole; group++)
+        write_group(tiles, kind, row, group, GROUP, dtype, out);
+    if (columns % GROUP)
+        write_group(tiles, kind, row, whole, (int)(columns % GROUP), dtype, out);
 }
 
 /* The same with every choice a constant, for the compiler to specialise. */

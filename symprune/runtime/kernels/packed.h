@@ -49,11 +49,11 @@ int packed_expand(const uint8_t *blob, int64_t piece, int64_t first, int64_t cou
 int packed_gather(const uint8_t *blob, const int64_t *rows, int64_t count, int dtype, void *out,
                   int threads);
 
-/* The panels of one matrix: words [rows, columns] of the kind's size, scales [rows, groups] and
- * keep [rows, columns] may be null. With a null `data` only the sizes are found. Writes the bytes
- * of each panel. */
+/* The panels of one matrix [rows, columns]: words of the kind's size, scales [rows, groups] for
+ * codes, keep [rows, columns] or null: then all codes are kept, and all floats but +0.
+ * With a null `data`, offsets[0..panels] are found; else the panels are written to them. */
 int packed_encode(int kind, int masked, int64_t rows, int64_t columns, const void *words,
-                  const uint16_t *scales, const uint8_t *keep, int64_t *sizes, uint8_t *data,
+                  const uint16_t *scales, const uint8_t *keep, int64_t *offsets, uint8_t *data,
                   int threads);
 
 #ifdef __cplusplus

@@ -127,6 +127,13 @@ def test_adapters_learn_on_top_of_packed_weights() -> None:
     assert (gradients[0] - gradients[1]).norm() < 0.1 * gradients[1].norm()
 
 
+@pytest.mark.parametrize("family", ["smollm", "mixtral"])
+def test_a_compiled_model_stops_at_packed_layers_and_goes_on(family: str) -> None:
+    model = packed_models.packed(family, "int4", around=True)
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    assert torch.equal(logits(compiled), logits(model))
+
+
 def test_values_that_do_not_make_a_parameter_get_a_sentence() -> None:
     model = packed_models.pruned("mixtral")
     packing = next(each for each in packable(model).values() if each.stacked)
