@@ -313,3 +313,27 @@ def test_samples_can_pass_a_block_together(tiny_folder: Path, tmp_path: Path) ->
         symprune("prune", "--model", tiny_folder, "--output", folder, "--batch-size", size, *SMALL)
     overlap = MaskSet.load(alone).overlap(MaskSet.load(together))
     assert min(overlap.values()) > 0.99  # rounding may decide between two weights, not more
+
+
+def test_values_are_asked_for_beside_a_recipe_and_for_saved_masks(
+    tiny_folder: Path, pruned: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    symprune(
+        "prune", "--model", tiny_folder, "--sparsity", "0", "--values", "int4",
+        "--values-head", "int8", "--output", alone, *SMALL,
+    )  # fmt: skip
+    record = json.loads((alone / "symprune.json").read_text())
+    said = "all weights kept, int4 values by descent, embeddings and head int8"
+    assert record["description"] == said and record["removed"] == 0
+    again = tmp_path / "again"
+    symprune(
+        "refine", "--model", tiny_folder, "--masks", pruned, "--refine", "none", "--values", "int3",
+        "--output", again, *SMALL,
+    )  # fmt: skip
+    record = json.loads((again / "symprune.json").read_text())
+    assert record["recipe"]["values"]["name"] == "int3" and record["sparsity"] == 0.5
+    ours, theirs = MaskSet.load(again), MaskSet.load(pruned)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    with pytest.raises(SympruneError, match="Unknown values 'int5'"):
+        symprune("prune", "--model", tiny_folder, "--values", "int5", *SMALL)
