@@ -163,10 +163,11 @@ def _multiply_by_torch(
     blob: Tensor, layout: Layout, x: Tensor, piece: int, bias: Tensor | None
 ) -> Tensor:
     """Rows are expanded some at a time, in the type torch multiplies fastest on this CPU: bfloat16
-    where there are instructions for it and nothing exact is lost, else float32."""
-    exact = x.dtype != torch.bfloat16 and not layout.quantised
-    fast = _library.multiplies_bfloat16_fast() and _library.kernels() is not None and not exact
-    dtype = torch.bfloat16 if fast else torch.float32
+    where there are instructions for it and the matrix is of codes, or matrix and inputs are
+    bfloat16 themselves; else float32."""
+    fits = layout.quantised or (layout.kind == "bfloat16" and x.dtype == torch.bfloat16)
+    fast = _library.kernels() is not None and _library.multiplies_bfloat16_fast()
+    dtype = torch.bfloat16 if fast and fits else torch.float32
     inputs = x.reshape(-1, layout.columns).to(dtype)
     out = torch.empty(len(inputs), layout.rows, dtype=dtype)
     scratch = torch.empty(min(ROWS_AT_ONCE, layout.rows), layout.columns, dtype=dtype)
@@ -200,4 +201,5 @@ def _check_piece(layout: Layout, piece: int) -> None:
 
 def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in FLOATS.values():
-        raise SympruneError(f"Packed matrices multiply float32, bfloat16 and float16, not {dtype}.")
+        name = str(dtype).removeprefix("torch.")
+        raise SympruneError(f"Packed matrices multiply float32, bfloat16 and float16, not {name}.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packed_matrices import CODE_KINDS, FLOAT_KINDS, SHAPES, dense_of, random_codes, random_matrix
 from torch import Tensor
@@ -15,8 +16,19 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.runtime import blob as packed
 from symprune.runtime.blob import FLOATS
+from symprune.runtime.multiply import force_level, levels
 
 SPARSITIES = [None, 0.0, 0.5, 0.9, 1.0]
+
+
+@pytest.fixture(autouse=True, params=["portable", "compiled"])
+def codec(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The numpy reference, then the same by the compiled kernels."""
+    if request.param == "compiled" and levels() == ["portable"]:
+        pytest.skip("the kernels are not compiled here")
+    force_level("portable" if request.param == "portable" else None)
+    yield request.param
+    force_level(None)
 
 
 def bits(values: Tensor) -> Tensor:
@@ -133,6 +145,16 @@ def test_floats_are_masked_when_that_is_smaller() -> None:
     assert packed.describe(packed.encode_floats([few])).masked
 
 
+@pytest.mark.parametrize("kind", [*FLOAT_KINDS, *CODE_KINDS])
+@pytest.mark.parametrize("sparsity", [None, 0.5, 1.0])
+def test_both_codecs_write_the_same_bytes(kind: str, sparsity: float | None) -> None:
+    for shape in SHAPES:
+        force_level(None)
+        compiled, _ = random_matrix(*shape, kind, sparsity)
+        force_level("portable")
+        assert torch.equal(random_matrix(*shape, kind, sparsity)[0], compiled)
+
+
 def test_chunks_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, weight = random_matrix(100, 130, "bfloat16", 0.5)
     monkeypatch.setattr(packed, "AT_ONCE", 1)
@@ -151,6 +173,7 @@ def test_bad_pieces_are_refused_in_one_sentence() -> None:
         ([(codes, scales, keep[:1])], "int4"),
         ([(codes + 16, scales, keep)], "int4"),
         ([(codes * 0, scales, keep)], "int8"),
+        ([(codes, scales * torch.inf, keep)], "int4"),
         ([(codes, scales, keep)], "int5"),
         ([(codes, scales, keep)] * 2, "int4"),
         ([], "int4"),
@@ -184,7 +207,12 @@ def test_a_blob_cut_anywhere_is_refused() -> None:
         packed.check(torch.cat([blob, blob[-1:]]))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     kind=st.sampled_from(["float32", "bfloat16", "int8", "int4", "int3"]),
     sparsity=st.sampled_from([None, 0.5]),
