@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from symprune.runtime import semi_structured
-from symprune.runtime.blob import BITS, FLOATS, HEADER, Layout, describe
+from symprune.runtime.blob import BITS, FLOATS, HEADER, Layout, check, describe
 from symprune.runtime.tiles import GROUP, MASKS, PANEL, SCALES
 
 AT_ONCE = 2**21  # weights expanded at a time
@@ -47,6 +47,11 @@ def multiply(blob: Tensor, x: Tensor, *, piece: int = 0, bias: Tensor | None = N
     return found if given is None else found + given
 
 
+def checked(blob: Tensor) -> Layout:
+    """What a blob holds; the first time it is seen, every tile of it is checked."""
+    return _tiles(blob).layout
+
+
 def expand_rows(blob: Tensor, first: int, count: int, dtype: torch.dtype, piece: int = 0) -> Tensor:
     """Rows `first` to `first + count` of a matrix, dense: `[count, columns]`."""
     parts = list(_expand(blob, _tiles(blob), first, count, dtype, piece))
@@ -67,7 +72,9 @@ def _tiles(blob: Tensor) -> _Tiles:
     state = (blob.data_ptr(), 0 if blob.is_inference() else blob._version)
     known = _KNOWN.get(blob)
     if known is None or known.state != state:
-        layout = describe(blob)
+        here = blob.detach().cpu()
+        check(here)
+        layout = describe(here)
         known = _KNOWN[blob] = _Tiles(state, layout, _find_tiles(blob, layout))
         if semi_structured.fits(layout, blob.device):
             known.ready = semi_structured.convert(

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
-from symprune.runtime.blob import Layout, check, describe, packed_name, read_panels
+from symprune.runtime.blob import Layout, packed_name, read_panels
 from symprune.runtime.packed_tensor import PackedTensor
-from symprune.runtime.product import product
+from symprune.runtime.product import checked, product
 from symprune.runtime.tiles import PANEL
 
 SAMPLED = 8
@@ -28,13 +28,12 @@ SAMPLED = 8
 
 @dataclass(frozen=True)
 class _Slot:
-    """A parameter that is packed: its name in the model, what it looked like, and the blob that was
-    checked last."""
+    """A parameter that is packed: its name in the model, what it looked like, and what is in the
+    blob that was seen last."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    state: tuple[int, int, torch.device] | None = None
     layout: Layout | None = None
 
 
@@ -48,12 +47,14 @@ class PackedModule(nn.Module):
         """The blob in the place of a parameter and what it holds, checked."""
         slot, blob = self.packed_slots[leaf], self._parameters[packed_name(leaf)]
         assert blob is not None
-        state = (blob.data_ptr(), 0 if blob.is_inference() else blob._version, blob.device)
-        if slot.layout is None or slot.state != state:
-            layout = _checked(blob, slot)
-            self.packed_slots[leaf] = replace(slot, state=state, layout=layout)
-            return blob, layout
-        return blob, slot.layout
+        try:
+            layout = checked(blob)
+            if layout is not slot.layout:
+                _check_shape(layout, slot)
+                self.packed_slots[leaf] = replace(slot, layout=layout)
+        except SympruneError as error:
+            raise SympruneError(f"{slot.name}: {error}") from error
+        return blob, layout
 
     def __getattr__(self, name: str) -> Any:
         slots = self.__dict__.get("packed_slots", {})
@@ -183,15 +184,8 @@ def sampled_sparsity(blob: Tensor, layout: Layout) -> float:
     return 1 - float(np.count_nonzero(keep)) / (sum(rows) * layout.columns)
 
 
-def _checked(blob: Tensor, slot: _Slot) -> Layout:
-    plain = blob.detach().cpu()
-    try:
-        layout = describe(plain)
-        here = layout.shape
-        flat = (here[0] * here[1], here[2]) if len(here) == 3 and len(slot.shape) == 2 else here
-        if flat != slot.shape:
-            raise SympruneError(f"It is {here} where it is packed, {slot.shape} in the model.")
-        check(plain)
-    except SympruneError as error:
-        raise SympruneError(f"{slot.name}: {error}") from error
-    return layout
+def _check_shape(layout: Layout, slot: _Slot) -> None:
+    here = layout.shape
+    flat = (here[0] * here[1], here[2]) if len(here) == 3 and len(slot.shape) == 2 else here
+    if flat != slot.shape:
+        raise SympruneError(f"It is {here} where it is packed, {slot.shape} in the model.")

@@ -24,6 +24,11 @@ def product(
     return _multiply(blob, x, piece, bias)
 
 
+def checked(blob: Tensor) -> Layout:
+    """What a blob holds. Before its first use it is checked: nothing is read outside it then."""
+    return _room(blob).checked(blob)  # type: ignore[no-any-return]
+
+
 def rows_of(blob: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows by their numbers: an embedding's look-up."""
     found = _room(blob).gather_rows(blob, indices, _near(dtype))
