@@ -243,6 +243,7 @@ def decode_codes(blob: Tensor) -> list[Codes]:
     codes = torch.empty(*size, layout.columns, dtype=torch.uint8)
     scales = torch.empty(*size, layout.groups, dtype=torch.bfloat16)
     for piece, here, rows in _walk(blob, layout):
+        assert rows.scales is not None
         codes[piece, here] = torch.from_numpy(rows.words)
         scales[piece, here] = _from_bits(rows.scales, torch.bfloat16)
     keep = keep_mask(blob).view(-1, *layout.shape[-2:]) if layout.masked else [None] * len(codes)
@@ -277,6 +278,7 @@ def as_floats(rows: Rows, layout: Layout, dtype: torch.dtype) -> Tensor:
     """Weights of whole groups: scale * level in float32, then the dtype asked for."""
     if not layout.quantised:
         return _from_bits(rows.words, FLOATS[layout.kind]).to(dtype)
+    assert rows.scales is not None
     codes = torch.from_numpy(rows.words)
     if layout.kind == "int8":
         levels = codes.float() - 128
