@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.problems.problem import Problem
     from symprune.fed.simulate import Record, Result
 
+HISTORY, MODEL = "history.json", "model.safetensors"
+
 app = typer.Typer(
     help="Federated sparse training, and pruning with text that stays where it is.",
     no_args_is_help=True,
@@ -77,7 +79,7 @@ def run(
         options["mask_score"] = mask_score
     chosen = choose(algorithm, **options)
     if output is not None:
-        _make(output)
+        _make(output, HISTORY, MODEL)
     problem = make_problem(
         data,
         model,
@@ -134,7 +136,7 @@ def compare(
     from symprune.fed.problems.make import make_problem
 
     plan = read_plan(file)
-    _make(output)
+    _make(output, "histories.json", "summary.json")
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
@@ -185,8 +187,14 @@ def _histories(lines: list[Line]) -> dict[str, Any]:
     return {line.entry.title: line.histories for line in lines}
 
 
-def _make(folder: Path) -> None:
-    """The folder for the results, before the work begins rather than after it."""
+def _make(folder: Path, first: str, *others: str) -> None:
+    """The folder for the results, before the work begins rather than after it. What is there by the
+    name of a result is replaced only beside the file that comes `first` with it."""
+    for name in others:
+        if (folder / name).exists() and not (folder / first).is_file():
+            raise SympruneError(
+                f"The folder {folder} has a {name} that is no result of symprune; use another."
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -199,7 +207,7 @@ def _write(folder: Path, result: Result, problem: Problem) -> None:
         "problem": problem.name,
         "history": result.history,
     }
-    durable.write_text(folder / "history.json", json.dumps(content, indent=1))
+    durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
     parts = problem.layout.split(result.model)
     tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
-    durable.write_tensors(folder / "model.safetensors", tensors)
+    durable.write_tensors(folder / MODEL, tensors)

@@ -88,6 +88,11 @@ class PruningJob:
         sources = self.texts or [self.recipe.calibration]
         return self.eval_data or (default_held_out(sources),)
 
+    @property
+    def reads(self) -> list[str]:
+        """What may be files of the user's, which the output must not take the place of."""
+        return [self.model, self.recipe.calibration, self.reference, *self.texts, *self.held_out]
+
     def tokens(self, tokenizer: Any, seqlen: int) -> list[Tensor]:
         """Every client's calibration tokens. Clients that name one text draw other windows."""
         size, seed = self.recipe.nsamples, self.recipe.text_seed

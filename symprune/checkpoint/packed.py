@@ -48,7 +48,7 @@ def pack(
     """Write a packed copy of a checkpoint; its bytes before and after."""
     if not (folder / CONFIG).is_file() or not shard_names(folder) or is_packed(folder):
         raise SympruneError(f"{folder} is not a folder with a plain model in safetensors files.")
-    output_folder.check_output(output, force)
+    output_folder.check_output(output, force, [folder])
     source = Shards(folder)
     origin = hub.resolve(str(folder), hub.Access(trust_remote_code=trust_remote_code))
     streamed = StreamedModel(source, hub.load_config(origin), "auto", "cpu", trust_remote_code)
@@ -74,7 +74,7 @@ def unpack(
 ) -> dict[str, int]:
     """Restore the plain checkpoint a packed folder stands for: byte for byte what `pack` was given,
     or what pruning to a grid would have written."""
-    output_folder.check_output(output, force)
+    output_folder.check_output(output, force, [folder])
     manifest, packed = Manifest.read(folder), open_shards(folder)
     assert isinstance(packed, PackedShards)
     done, steps = 0, len(packed.entries) + 1

@@ -1,10 +1,10 @@
 """What an interrupted run leaves behind, so that the same command goes on where it was.
 
-Beside the output grows a hidden folder: the files of the output, made at full size and filled block
-by block, and `progress.json`, replaced as a whole after every block whose tensors are on the disk.
-Hidden states are kept at some block boundaries only: a run that goes on passes them through the
-finished blocks behind the last boundary. The input is never changed, so a block cut short is simply
-done again.
+Beside the output grows a hidden folder, marked as ours: the files of the output, made at full size
+and filled block by block, and `progress.json`, replaced as a whole after every block whose tensors
+are on the disk. Hidden states are kept at some block boundaries only: a run that goes on passes
+them through the finished blocks behind the last boundary. The input is never changed, so a block
+cut short is simply done again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from symprune.machine import durable
 FILE = "progress.json"
 OUTPUT = "output"
 LOCK = "lock"
+MARK = b"A run of symprune that is not finished.\n"
+"""What the lock of a work folder says."""
 KEEPING = 0.05
 """At most this share of the time goes into keeping hidden states."""
 
@@ -69,23 +72,49 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
 @contextmanager
 def _lock(work: Path, output: Path, restart: bool) -> Iterator[None]:
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        file = (work / LOCK).open("w")
+        work.parent.mkdir(parents=True, exist_ok=True)
+        _make(work)
+        file = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise durable.explain(output, error) from error
-    with file:
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise SympruneError(f"Another process is writing {output}.") from None
+        os.pwrite(file, MARK, 0)
         if restart:
             _clear(work)
         yield
+    finally:
+        os.close(file)
+
+
+def _make(work: Path) -> None:
+    """The work folder, new or left by an earlier run; a sentence if it may be anybody else's: it is
+    emptied and written into."""
+    try:
+        work.mkdir()
+        return
+    except FileExistsError:
+        pass
+    about = work.lstat()
+    ours = work.is_dir() and not work.is_symlink() and about.st_uid == os.geteuid()
+    if not ours or not _is_marked(work) or any(map(Path.is_symlink, work.rglob("*"))):
+        raise SympruneError(f"{work} was not left by a run of symprune; move it out of the way.")
+
+
+def _is_marked(work: Path) -> bool:
+    """Whether a folder says that it is a work folder; one that is empty may become one."""
+    names = {path.name for path in work.iterdir()}
+    lock = work / LOCK
+    content = lock.read_bytes() if lock.is_file() and not lock.is_symlink() else b""
+    return content == MARK or (names <= {LOCK} and not content)
 
 
 def _clear(work: Path) -> None:
     for path in work.iterdir():
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != LOCK:
             path.unlink()
@@ -94,7 +123,7 @@ def _clear(work: Path) -> None:
 def _count_finished(work: Path) -> int:
     try:
         return int(json.loads((work / FILE).read_text())["finished"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
 
 
@@ -122,8 +151,12 @@ class Progress:
             begun = cls(folder, owner, run)
             begun.save()
             return begun
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SympruneError(f"{folder / FILE} cannot be read: {error}.") from error
+        if not cls._is_progress(read):
+            raise SympruneError(
+                f"{folder / FILE} was not written by symprune; pass --restart to begin anew."
+            )
         changed = differences(read["run"], json.loads(json.dumps(run)))
         if changed:
             raise SympruneError(
@@ -131,6 +164,17 @@ class Progress:
                 "command to go on with it, or pass --restart to throw it away."
             )
         return cls(folder, owner, **read)
+
+    @classmethod
+    def _is_progress(cls, read: Any) -> bool:
+        """Whether a value has the fields of a progress, each of its kind."""
+        begun = vars(cls(Path(), True, {}))
+        kinds = {name: type(value) for name, value in begun.items()}
+        del kinds["folder"], kinds["owner"]
+        if not isinstance(read, dict) or read.keys() != kinds.keys():
+            return False
+        alike = all(type(read[name]) is kind for name, kind in kinds.items())
+        return alike and 0 <= read["hidden"] <= read["finished"]
 
     def save(self) -> None:
         """On the disk, as a whole; by its owner alone."""

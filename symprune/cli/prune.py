@@ -177,11 +177,12 @@ def sweep(
     """
     from symprune.checkpoint.load import load_computing
     from symprune.eval import tables
-    from symprune.jobs.sweep import Grid, Sweep, over_seeds
+    from symprune.jobs.sweep import Grid, Sweep, check_results, over_seeds
     from symprune.models import hub
 
     chosen = Grid.load(grid)
     chosen.recipes()
+    check_results(output)
     console.prepare_libraries()
     with console.display() as shown:
         shown.tell(f"Loading {model}")

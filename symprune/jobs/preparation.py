@@ -44,6 +44,8 @@ class Request(Protocol):
     def compute_dtype(self) -> str: ...
     @property
     def access(self) -> hub.Access: ...
+    @property
+    def reads(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Prepared:
 
 def prepare(job: Request, tell: Tell) -> Prepared:
     """Whatever can fail cheaply comes first: the output folder, the settings, then the model."""
-    check_output(job.folder, job.force)
+    check_output(job.folder, job.force, job.reads)
     hub.check_dtype(job.dtype)
     check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
     origin, device = hub.resolve(job.model, job.access), hub.pick_device(job.device)

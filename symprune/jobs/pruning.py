@@ -81,6 +81,12 @@ class Job:
     def held_out(self) -> str:
         return self.eval_data or default_held_out([self.recipe.calibration])
 
+    @property
+    def reads(self) -> list[str]:
+        """What may be files of the user's, which the output must not take the place of."""
+        masks = [] if self.masks is None else [str(self.masks)]
+        return [self.model, self.recipe.calibration, self.held_out, *masks]
+
 
 def prune(
     job: Job,
