@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "scores": {"masks", *BASE},
     "criteria": {"masks", "scores", *BASE},
     "stats": BASE,
-    "token_loss": set(),
+    "token_loss": {"errors"},
     "calibration": BASE,
     "refine": TENSORS,
     "update": TENSORS,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from symprune.cli import console
 from symprune.errors import SympruneError
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
 from symprune.machine import durable
-from symprune.validation import parse_assignments
+from symprune.validation import check_positive, parse_assignments
 
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.compare.runs import Line
@@ -70,6 +71,7 @@ def run(
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import simulate
 
+    check_positive(rounds=rounds)
     options = parse_assignments(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
@@ -105,7 +107,7 @@ def run(
     console.out.print(_result_table(result, problem))
     if output is not None:
         _write(output, result, problem)
-        console.out.print(f"History and model are in {output}.")
+        console.say(f"History and model are in {output}.")
 
 
 @app.command("list")
@@ -119,7 +121,8 @@ def list_algorithms() -> None:
     for name, cls in sorted(ALGORITHMS.items()):
         first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
         names = ", ".join(options_of(cls))
-        table.add_row(name, f"{first}\n[dim]{cls.paper}[/dim]", cls.sends, names)
+        about = Text.assemble(first, "\n", (cls.paper, "dim"))
+        table.add_row(name, about, cls.sends, names)
     console.out.print(table)
 
 
@@ -141,7 +144,8 @@ def compare(
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
     with console.out.status("") as status:
-        lines = [run_entry(problem, entry, setting, status.update) for entry in plan.entries]
+        tell = lambda said: status.update(Text(said))  # noqa: E731
+        lines = [run_entry(problem, entry, setting, tell) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
     durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
@@ -150,7 +154,7 @@ def compare(
 
     picture = output / f"{plan.metric}-against-bytes.png"
     plot(lines, plan.metric, problem.clients, picture, title=problem.name)
-    console.out.print(f"Table, histories and {picture.name} are in {output}.")
+    console.say(f"Table, histories and {picture.name} are in {output}.")
 
 
 def _optimum(problem: Problem) -> Any:

@@ -30,7 +30,7 @@ from symprune.fed.flower.keys import make_keys
 from symprune.fed.remote.deployable import Deployable
 from symprune.fed.remote.transport import Setting
 from symprune.machine import durable
-from symprune.validation import check_positive
+from symprune.validation import check_positive, parse_json
 
 LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
@@ -198,7 +198,7 @@ class Deployment:
     def register(self) -> list[int]:
         """The nodes' ids in the order of their clients; each key is registered once."""
         file = self.folder / "nodes.json"
-        nodes: list[int] = json.loads(file.read_text()) if file.exists() else []
+        nodes: list[int] = parse_json(file.read_text()) if file.exists() else []
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
@@ -393,4 +393,7 @@ def _program(name: str) -> str:
 def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
+        try:
+            return probe.connect_ex((host, port)) == 0
+        except (OSError, UnicodeError) as error:
+            raise SympruneError(f"There is no machine called {host!r}: {error}.") from error

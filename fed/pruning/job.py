@@ -124,7 +124,7 @@ def prune(
             job.reference, tokenizer, REFERENCE_WINDOWS, seqlen, seed
         )
     held_out = job.held_out if job.evaluate else ()
-    texts = {data: read_held_out(data, tokenizer) for data in held_out}
+    texts = {data: read_held_out(data, tokenizer, seqlen) for data in held_out}
     tell(f"Loading {job.model}")
     model = load_model(prepared.origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())

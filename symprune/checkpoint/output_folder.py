@@ -23,6 +23,7 @@ from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
 from symprune.machine import durable
 from symprune.maskset import FILE_NAME, PACKED, MaskSet
+from symprune.validation import parse_json
 
 PROCESSOR_FILES = (
     "preprocessor_config.json",
@@ -171,7 +172,7 @@ def write_around(
     folder: Path, source: Path, model: Any, tokenizer: Any | None, dtype: str = "auto"
 ) -> None:
     """What a checkpoint has beside its weights: as it is in `source`, and the tokenizer."""
-    config = json.loads((source / "config.json").read_text())
+    config = parse_json((source / "config.json").read_text())
     config.pop("quantization_config", None)  # of a packed source; any other is refused
     if dtype != "auto":
         config.pop("torch_dtype", None)

@@ -7,7 +7,6 @@ multiplies from the blobs; `unpack` restores the plain folder.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from symprune.checkpoint.tensor_files import INDEX, Header, OutputFile, Shards, 
 from symprune.errors import SympruneError
 from symprune.models import hub
 from symprune.runtime import blob
+from symprune.validation import parse_json
 
 CONFIG = "config.json"
 PARTS = "blocks"
@@ -137,7 +137,7 @@ def _write_masks(work: Path, text: str, packed: PackedShards) -> None:
 
 
 def _shapes(header: Header) -> dict[str, tuple[int, ...]]:
-    found = json.loads(header.metadata.get("shapes", "{}"))
+    found = parse_json(header.metadata.get("shapes", "{}"))
     return {name: tuple(shape) for name, shape in found.items()}
 
 

@@ -23,6 +23,7 @@ from symprune.checkpoint.tensor_files import CHUNK, DTYPES, Header, Shards, pars
 from symprune.errors import SympruneError
 from symprune.maskset import PACKED
 from symprune.runtime import blob
+from symprune.validation import parse_json
 
 MANIFEST = PACKED
 FORMAT = "symprune-packed"
@@ -75,7 +76,7 @@ class Manifest:
         if not path.is_file():
             raise SympruneError(f"{folder} is not a packed checkpoint.")
         try:
-            plain = json.loads(path.read_text())
+            plain = parse_json(path.read_text())
             if plain.pop("format") != FORMAT:
                 raise ValueError("it is no manifest")
             version = plain.pop("version")

@@ -11,6 +11,7 @@ from typing import Any
 from symprune import __version__
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.validation import parse_json
 
 RECORD = "symprune.json"
 PASSING = ("seconds", "peak_memory_bytes")
@@ -31,8 +32,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        record = parse_json(path.read_text())
+    except (OSError, ValueError) as error:
         raise SympruneError(f"{path} is not a readable record.") from error
     return record if isinstance(record, dict) else None
 

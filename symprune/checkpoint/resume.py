@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.output_folder import publish
+from symprune.checkpoint.output_folder import folder_size, publish
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.validation import parse_json
 
 FILE = "progress.json"
 OUTPUT = "output"
@@ -82,12 +83,22 @@ def _lock(work: Path, output: Path, restart: bool) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise SympruneError(f"Another process is writing {output}.") from None
-        os.pwrite(file, MARK, 0)
+        _mark(file, work, output)
         if restart:
             _clear(work)
         yield
     finally:
         os.close(file)
+
+
+def _mark(lock: int, work: Path, output: Path) -> None:
+    """Say whose folder it is, or leave none."""
+    try:
+        if os.fstat(lock).st_size == 0:
+            os.write(lock, MARK)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise durable.explain(output, error) from error
 
 
 def _make(work: Path) -> None:
@@ -120,9 +131,22 @@ def _clear(work: Path) -> None:
             path.unlink()
 
 
+def describe_kept(output: Path) -> str:
+    """What an interrupted run of `output` leaves behind, and what that is good for."""
+    work = work_folder(output)
+    finished = _count_finished(work)
+    if finished == 0:
+        return "Interrupted before a block was finished: nothing is kept."
+    size = folder_size(work) / 1e6
+    return (
+        f"Interrupted: {finished} finished blocks are kept in {work} ({size:,.1f} MB); the same "
+        "command goes on after them."
+    )
+
+
 def _count_finished(work: Path) -> int:
     try:
-        return int(json.loads((work / FILE).read_text())["finished"])
+        return int(parse_json((work / FILE).read_text())["finished"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
 
@@ -145,7 +169,7 @@ class Progress:
     def open(cls, folder: Path, run: dict[str, Any], output: Path, owner: bool = True) -> Progress:
         """The progress of `run`, or a fresh one; a sentence when another run was begun here."""
         try:
-            read = json.loads((folder / FILE).read_text())
+            read = parse_json((folder / FILE).read_text())
         except FileNotFoundError:
             _clear(folder)
             begun = cls(folder, owner, run)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.validation import parse_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -84,7 +85,7 @@ def read_header(path: Path) -> Header:
 
 def parse_header(raw: bytes, file: str) -> Header:
     """What the first bytes of a file say; `ValueError` and the like when they make no sense."""
-    described = json.loads(raw[8:])
+    described = parse_json(raw[8:])
     metadata = described.pop("__metadata__", {})
     entries = []
     for name, about in described.items():
@@ -190,7 +191,7 @@ def shard_names(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.is_file():
         try:
-            found = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            found = sorted(set(parse_json(index.read_text())["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise SympruneError(f"{index} is not a readable index.") from error
         for name in found:

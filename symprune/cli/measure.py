@@ -13,6 +13,7 @@ from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, TrustRemoteCode, expand
 from symprune.errors import SympruneError
+from symprune.machine import durable
 
 
 @expand
@@ -59,6 +60,7 @@ def evaluate(
     """
     if not tasks and (task_data or limit or batch_size != "auto"):
         raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
     record: dict[str, object] = {"model": model}
     if tasks:
@@ -111,6 +113,7 @@ def inspect(
 
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
+    durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
     facts = inspect_folder(folder, trust_remote_code)
     table = Table("matrix", "shape", "zeros", "sparsity", "pattern")

@@ -11,6 +11,7 @@ import typer
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, Running, Valuing, expand
+from symprune.errors import Interrupted
 
 
 @expand
@@ -121,13 +122,18 @@ def refine_masks(
 
 
 def _do(job: Any, json_file: Path | None) -> None:
+    from symprune.checkpoint import resume
     from symprune.eval import tables
     from symprune.jobs import pruning
-    from symprune.machine import distributed
+    from symprune.machine import distributed, durable
 
+    durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
-    with console.display(distributed.is_first()) as shown:
-        record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
+    try:
+        with console.display(distributed.is_first()) as shown:
+            record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
+    except KeyboardInterrupt as error:
+        raise Interrupted(resume.describe_kept(job.folder)) from error
     distributed.stop()
     if not distributed.is_first():
         return
@@ -191,6 +197,10 @@ def sweep(
         tokenizer = hub.load_tokenizer(origin)
         name = f"{model}@{loading.revision}" if loading.revision else model
         job = Sweep(loaded, tokenizer, name, chosen, output, stored)
-        results = job.run(shown.watch, shown.watch_eval, shown.begin)
+        try:
+            results = job.run(shown.watch, shown.watch_eval, shown.begin)
+        except KeyboardInterrupt as error:
+            kept = f"Interrupted: finished cells are kept in {output}; the same command goes on."
+            raise Interrupted(kept) from error
     console.out.print(tables.sweep(over_seeds(results)))
-    console.out.print(f"{len(results)} cells in [bold]{output}[/bold]", soft_wrap=True)
+    console.say(f"{len(results)} cells in ", (str(output), "bold"))

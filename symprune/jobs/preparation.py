@@ -16,6 +16,7 @@ from symprune import calibration
 from symprune.checkpoint.output_folder import check_output, folder_size
 from symprune.checkpoint.packed import weight_files
 from symprune.engine.tokens import cap_seqlen
+from symprune.eval.perplexity import cut
 from symprune.machine import compute
 from symprune.models import hub
 from symprune.recipe import Recipe
@@ -89,9 +90,11 @@ def default_held_out(calibrated_on: Iterable[str]) -> str:
     return "builtin" if set(calibrated_on) == {"builtin"} else "wikitext2"
 
 
-def read_held_out(data: str, tokenizer: Any) -> Tensor:
-    """The text perplexity is measured on, as one row of tokens."""
-    return calibration.encode(tokenizer, calibration.text(data, "test"))
+def read_held_out(data: str, tokenizer: Any, seqlen: int) -> Tensor:
+    """The text perplexity is measured on, as one row of tokens, enough for a window."""
+    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    cut(ids, seqlen)
+    return ids
 
 
 def compare(data: str, dense: Mapping[str, Any], pruned: Mapping[str, Any]) -> dict[str, Any]:

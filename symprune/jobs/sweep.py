@@ -32,7 +32,7 @@ from symprune.machine import durable
 from symprune.machine.compute import name_of
 from symprune.models.layout import find_layout
 from symprune.recipe import Recipe, read_mapping
-from symprune.validation import check_names
+from symprune.validation import check_names, parse_json
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,9 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
         return found
     for line in path.read_text().splitlines():
         try:
-            result = json.loads(line)
+            result = parse_json(line)
             found[result["key"]] = result
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             continue
     return found
 

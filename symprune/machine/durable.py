@@ -64,6 +64,22 @@ def write_tensors(
         new.chmod(new.stat().st_mode & mode)
 
 
+def check_file(path: Path | None, begins: bytes = b"") -> None:
+    """Fail before any work where a file cannot be written, or where one is that begins otherwise
+    than what would be written: it is somebody else's."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise SympruneError(f"Cannot write {path}: it is not a file in a folder that exists.")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise SympruneError(f"Cannot write {path}: permission denied.")
+    if begins and path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            found = file.read(len(begins))
+        if found != begins:
+            raise SympruneError(f"Cannot write {path}: it holds something else; choose another.")
+
+
 def append_line(path: Path, line: str) -> None:
     """Add a line to a file, in place of one that was cut short."""
     whole = path.read_bytes() if path.exists() else b""
