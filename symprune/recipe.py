@@ -33,7 +33,8 @@ class Recipe:
     """Everything that decides which weights go; two equal recipes give the same bits.
 
     Args:
-        method: The criterion (`symprune methods` lists them), or your own as `module:function`.
+        method: The criterion (`symprune methods` lists them), or your own as `module:function`,
+            after `criteria.allow_code`.
         params: The criterion's parameters, by name.
         sparsity: The fraction of every group that goes; left out, 0.5, if there is no pattern.
         pattern: N:M instead: N of every M stay, as in `2:4`.
@@ -197,6 +198,8 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        if not isinstance(values, Mapping):
+            raise SympruneError(f"A recipe is names and values, not {values!r}.")
         check_names(values, [f.name for f in fields(cls)], "A recipe")
         return cls(**values)
 

@@ -67,6 +67,7 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
+    from symprune.criteria import allow_code
     from symprune.fed.algorithms import choose
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import simulate
@@ -78,6 +79,7 @@ def run(
     if compressor is not None:
         options["compressor"] = compressor
     if mask_score is not None:
+        allow_code(mask_score)
         options["mask_score"] = mask_score
     chosen = choose(algorithm, **options)
     if output is not None:

@@ -22,12 +22,16 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.machine.foreign_files import check_file_names
+from symprune.maskset import FILE_NAME
 from symprune.validation import parse_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ENDING = ".safetensors"
 CHUNK = 8 * 2**20
 LARGEST_HEADER = 100 * 2**20
+LARGEST_SIZE = 2**40
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -87,10 +91,16 @@ def parse_header(raw: bytes, file: str) -> Header:
     """What the first bytes of a file say; `ValueError` and the like when they make no sense."""
     described = parse_json(raw[8:])
     metadata = described.pop("__metadata__", {})
+    if not all(isinstance(said, str) for said in metadata.values()):
+        raise ValueError("its metadata is not text")
     entries = []
     for name, about in described.items():
         begin, end = about["data_offsets"]
         shape = tuple(about["shape"])
+        if not all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in shape):
+            raise ValueError(f"the shape {list(shape)} of {name} is not one")
+        if type(begin) is not int or type(end) is not int:
+            raise ValueError(f"the place of {name} is not one")
         if about["dtype"] not in DTYPES:
             raise ValueError(f"the type {about['dtype']} of {name} is unknown")
         if end - begin != int(np.prod(shape, dtype=object)) * DTYPES[about["dtype"]].itemsize:
@@ -191,9 +201,12 @@ def shard_names(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.is_file():
         try:
-            found = sorted(set(parse_json(index.read_text())["weight_map"].values()))
+            found = sorted(set(parse_json(index.read_text())["weight_map"].values()), key=str)
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise SympruneError(f"{index} is not a readable index.") from error
+        check_file_names(found, ENDING, index)
+        if FILE_NAME in found:
+            raise SympruneError(f"{index} names {FILE_NAME}, which is where masks are kept.")
         for name in found:
             if not (folder / name).is_file():
                 raise SympruneError(f"{folder} is not complete: {name} is missing.")

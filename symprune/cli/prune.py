@@ -76,6 +76,13 @@ def refine_masks(
     masks: Annotated[
         Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
     ],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="The criterion that made them; needed if it is your own module:function. "
+            "[dim]\\[as recorded][/dim]"
+        ),
+    ] = None,
     refine: Annotated[
         str, typer.Option(help="How to refine them: dsnot, r2-dsnot or swap.")
     ] = "dsnot",
@@ -99,12 +106,14 @@ def refine_masks(
     run that made the masks, unless given here. Its other steps are not repeated: without --update
     the kept weights have the dense model's values.
     """
+    from symprune.criteria import allow_code
     from symprune.jobs import pruning
 
     changes = o.select_given(
         calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
     )
-    made = pruning.recipe_of(masks)
+    allow_code(method)
+    made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
         refine=None, update=None, allocate=None, values=None, values_head=None, **changes
     )
@@ -164,6 +173,13 @@ def sweep(
             "--output", "-o", help="Results, one JSON line per cell; an existing file is continued."
         ),
     ] = Path("sweep.jsonl"),
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A criterion of your own that the grid may name; repeatable.",
+        ),
+    ] = None,
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
@@ -182,10 +198,13 @@ def sweep(
       refinements: \\[null, dsnot, {name: r2-dsnot, layers: all}]
     """
     from symprune.checkpoint.load import load_computing
+    from symprune.criteria import allow_code
     from symprune.eval import tables
     from symprune.jobs.sweep import Grid, Sweep, check_results, over_seeds
     from symprune.models import hub
 
+    for name in method or []:
+        allow_code(name)
     chosen = Grid.load(grid)
     chosen.recipes()
     check_results(output)

@@ -29,6 +29,7 @@ from symprune.engine import bos, decide, walk
 from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Bos
 from symprune.engine.tokens import draw_tokens, reads_text
+from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import Meter, Show
 from symprune.jobs.preparation import (
@@ -354,10 +355,17 @@ class _Ruler:
         ).to_dict()  # fmt: skip
 
 
-def recipe_of(masks: Path) -> Recipe:
-    """The recipe behind saved masks: from the record beside them, else what they show."""
-    record = read_record(masks if masks.is_dir() else masks.parent)
+def recipe_of(masks: Path, method: str | None = None) -> Recipe:
+    """The recipe behind saved masks: from the record beside them, else what they show. method is
+    that of the recipe, if not the one it names."""
+    folder = masks if masks.is_dir() else masks.parent
+    record = read_record(folder)
     if record is not None:
-        return Recipe.from_dict(record["recipe"])
+        made = record.get("recipe")
+        if not isinstance(made, dict):
+            raise SympruneError(f"The record in {folder} has no recipe.")
+        if method is not None and method != made.get("method"):
+            made = {**made, "method": method, "params": {}}
+        return Recipe.from_dict(made)
     found = MaskSet.load(masks)
-    return Recipe(pattern=find_pattern(found[next(iter(found))]))
+    return Recipe(method or "ria", pattern=find_pattern(found[next(iter(found))]))

@@ -14,7 +14,8 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.machine import compute
-from symprune.models.support import auto_class, check_supported
+from symprune.machine.foreign_files import check_links
+from symprune.models.support import auto_class, check_sizes, check_supported
 from symprune.validation import parse_json
 
 SHORT_NAMES = {
@@ -93,6 +94,7 @@ def resolve(name: str, access: Access | None = None) -> Origin:
             raise SympruneError(f"There is no GGUF file {name}.")
         return Origin(name, str(path.parent), path.name, access)
     if path.is_dir():
+        check_links(path)
         check_no_adapter(path)
         if not (path / "config.json").is_file():
             raise SympruneError(f"The folder {name} is not a model: it has no config.json.")
@@ -238,10 +240,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def load_config(origin: Origin) -> Any:
     """The model's configuration alone: cheap, and enough to know whether it can be pruned."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     try:
+        if origin.gguf_file is None:
+            check_sizes(PretrainedConfig.get_config_dict(origin.path, **origin.options)[0])
         config = AutoConfig.from_pretrained(origin.path, **origin.options)
+    except SympruneError as error:
+        raise SympruneError(f"Model {origin} cannot be loaded: {error}") from error
     except Exception as error:
         if not origin.is_local and "config.json" in str(error):
             _check_no_adapter_on_hub(origin)
