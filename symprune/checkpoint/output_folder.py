@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import nn
 from symprune.checkpoint.record import RECORD, is_ours, read_record, write_record
 from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
-from symprune.machine import durable
+from symprune.machine import durable, work_folder
 from symprune.maskset import FILE_NAME, PACKED, MaskSet
 from symprune.validation import parse_json
 
@@ -112,20 +111,15 @@ def whole_folder(output: Path) -> Iterator[Path]:
     output = output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    except OSError as error:
-        raise durable.explain(output, error) from error
-    try:
-        yield work
-        work.chmod(0o755)
-        publish(work, output)
+        work_folder.remove_left_over(output)
+        with work_folder.temporary(output, work_folder.NEW) as work:
+            yield work
+            publish(work, output)
     except Exception as error:
         explained = durable.explain(output, error)
         if explained is error:
             raise
         raise explained from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def publish(work: Path, output: Path) -> None:
@@ -141,15 +135,17 @@ def _replace_folder(work: Path, output: Path) -> None:
         work.rename(output)
         return
     _check_replaceable(output, output.resolve())
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
-    output.rename(old / "folder")
-    try:
-        work.rename(output)
-    except OSError:
-        (old / "folder").rename(output)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    if work_folder.swap(work, output):
+        shutil.rmtree(work, ignore_errors=True)
+        return
+    with work_folder.temporary(output, work_folder.OLD) as old:
+        old.rmdir()
+        output.rename(old)
+        try:
+            work.rename(output)
+        except OSError:
+            old.rename(output)
+            raise
 
 
 def save(

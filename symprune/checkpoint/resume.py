@@ -9,10 +9,8 @@ cut short is simply done again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -27,13 +25,12 @@ from torch import Tensor
 from symprune.checkpoint.output_folder import folder_size, publish
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.machine.work_folder import clear, hold, remove_left_over
 from symprune.validation import parse_json
 
 FILE = "progress.json"
 OUTPUT = "output"
-LOCK = "lock"
-MARK = b"A run of symprune that is not finished.\n"
-"""What the lock of a work folder says."""
+READY = "ready"
 KEEPING = 0.05
 """At most this share of the time goes into keeping hidden states."""
 
@@ -54,10 +51,13 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
     if not owner:
         yield work
         return
-    with _lock(work, output, restart):
+    with hold(work, output):
+        if restart:
+            clear(work)
+        remove_left_over(output.absolute())
         try:
             yield work
-            publish(work / OUTPUT, output.absolute())
+            _publish(work, output.absolute())
             shutil.rmtree(work)
         except BaseException as error:
             finished = _count_finished(work)
@@ -70,65 +70,20 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
             raise explained from error
 
 
-@contextmanager
-def _lock(work: Path, output: Path, restart: bool) -> Iterator[None]:
+def _publish(work: Path, output: Path) -> None:
+    """Put the finished folder in the place of `output`. It has another name meanwhile: a run that
+    comes after a kill does not take the old output, which is there then, for it."""
+    durable.sync_tree(work / OUTPUT)
+    ready = work / READY
+    shutil.rmtree(ready, ignore_errors=True)  # of a run that was killed here
+    (work / OUTPUT).rename(ready)
+    new = ready.stat().st_ino
     try:
-        work.parent.mkdir(parents=True, exist_ok=True)
-        _make(work)
-        file = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise durable.explain(output, error) from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SympruneError(f"Another process is writing {output}.") from None
-        _mark(file, work, output)
-        if restart:
-            _clear(work)
-        yield
-    finally:
-        os.close(file)
-
-
-def _mark(lock: int, work: Path, output: Path) -> None:
-    """Say whose folder it is, or leave none."""
-    try:
-        if os.fstat(lock).st_size == 0:
-            os.write(lock, MARK)
-    except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise durable.explain(output, error) from error
-
-
-def _make(work: Path) -> None:
-    """The work folder, new or left by an earlier run; a sentence if it may be anybody else's: it is
-    emptied and written into."""
-    try:
-        work.mkdir()
-        return
-    except FileExistsError:
-        pass
-    about = work.lstat()
-    ours = work.is_dir() and not work.is_symlink() and about.st_uid == os.geteuid()
-    if not ours or not _is_marked(work) or any(map(Path.is_symlink, work.rglob("*"))):
-        raise SympruneError(f"{work} was not left by a run of symprune; move it out of the way.")
-
-
-def _is_marked(work: Path) -> bool:
-    """Whether a folder says that it is a work folder; one that is empty may become one."""
-    names = {path.name for path in work.iterdir()}
-    lock = work / LOCK
-    content = lock.read_bytes() if lock.is_file() and not lock.is_symlink() else b""
-    return content == MARK or (names <= {LOCK} and not content)
-
-
-def _clear(work: Path) -> None:
-    for path in work.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
+        publish(ready, output)
+    except BaseException:
+        if ready.exists() and ready.stat().st_ino == new:
+            ready.rename(work / OUTPUT)
+        raise
 
 
 def describe_kept(output: Path) -> str:
@@ -171,10 +126,7 @@ class Progress:
         try:
             read = parse_json((folder / FILE).read_text())
         except FileNotFoundError:
-            _clear(folder)
-            begun = cls(folder, owner, run)
-            begun.save()
-            return begun
+            return cls._begin(folder, owner, run)
         except (OSError, ValueError, RecursionError) as error:
             raise SympruneError(f"{folder / FILE} cannot be read: {error}.") from error
         if not cls._is_progress(read):
@@ -182,12 +134,21 @@ class Progress:
                 f"{folder / FILE} was not written by symprune; pass --restart to begin anew."
             )
         changed = differences(read["run"], json.loads(json.dumps(run)))
+        if changed and not (folder / OUTPUT).exists():
+            return cls._begin(folder, owner, run)  # nothing is there to go on with
         if changed:
             raise SympruneError(
                 f"An unfinished run of {output} differs in {'; '.join(changed)}. Repeat its "
                 "command to go on with it, or pass --restart to throw it away."
             )
         return cls(folder, owner, **read)
+
+    @classmethod
+    def _begin(cls, folder: Path, owner: bool, run: dict[str, Any]) -> Progress:
+        clear(folder)
+        begun = cls(folder, owner, run)
+        begun.save()
+        return begun
 
     @classmethod
     def _is_progress(cls, read: Any) -> bool:

@@ -12,6 +12,7 @@ from symprune.checkpoint import output_folder, resume
 from symprune.checkpoint.record import write_record
 from symprune.cli import main
 from symprune.errors import SympruneError
+from symprune.machine import work_folder
 
 SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "32", "--no-eval"]
 
@@ -171,11 +172,11 @@ def plant(work: Path, how: str, victim: Path) -> None:
     work.mkdir()
     (work / "precious").write_text("precious")
     if how == "a link inside a marked folder":
-        (work / resume.LOCK).write_bytes(resume.MARK)
+        (work / work_folder.LOCK).write_bytes(work_folder.MARK)
         (work / resume.OUTPUT).symlink_to(victim)
     if how == "a link for a lock":
-        (victim / "precious").write_bytes(resume.MARK)
-        (work / resume.LOCK).symlink_to(victim / "precious")
+        (victim / "precious").write_bytes(work_folder.MARK)
+        (work / work_folder.LOCK).symlink_to(victim / "precious")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_progress_that_is_not_ours_is_a_sentence(
     output = tmp_path / "out"
     work = resume.work_folder(output)
     work.mkdir()
-    (work / resume.LOCK).write_bytes(resume.MARK)
+    (work / work_folder.LOCK).write_bytes(work_folder.MARK)
     (work / resume.FILE).write_text(content)
     with pytest.raises(SympruneError, match=r"progress\.json (was not written|cannot be read)"):
         symprune("prune", "--model", tiny_folder, "-o", output, *SMALL)
@@ -226,3 +227,78 @@ def test_an_empty_folder_is_nobodys(tmp_path: Path) -> None:
     output_folder.check_output(tmp_path, force=True)
     write_record(tmp_path, {})
     output_folder.check_output(tmp_path, force=True)
+
+
+def leave(work: Path, name: str, marked: bool = True) -> Path:
+    """What a process that was killed leaves beside an output."""
+    (work / "folder").mkdir(parents=True)
+    (work / "folder" / name).write_text("left")
+    if marked:
+        (work / work_folder.LOCK).write_bytes(work_folder.MARK)
+    return work
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(pruned: Path, tmp_path: Path) -> None:
+    symprune("pack", pruned, tmp_path / "out")
+    leave(tmp_path / ".out.new.abc", "half")
+    leave(tmp_path / ".out.old.abc", "whole")
+    mine = leave(tmp_path / ".out.new.mine", "precious", marked=False)
+    symprune("pack", pruned, tmp_path / "out", "--force")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", mine.name}
+    assert (mine / "folder" / "precious").exists()
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with work_folder.temporary(output, work_folder.NEW) as folder:
+        work_folder.remove_left_over(output)
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_was_moved_away_and_not_replaced_is_put_back(tmp_path: Path) -> None:
+    leave(tmp_path / ".out.old.abc", "whole")
+    work_folder.remove_left_over(tmp_path / "out")
+    assert contents(tmp_path / "out") == {"whole": b"left"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_force_replaces_whether_or_not_the_system_can_swap(
+    able: bool, pruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not able:
+        monkeypatch.setattr(work_folder, "swap", lambda *_: False)
+    output = tmp_path / "out"
+    for _ in range(2):
+        symprune("pack", pruned, output, "--force")
+    assert (output / "packed.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_kill_right_after_the_swap_refuses_no_later_run(
+    tiny_folder: Path, pruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = copy(pruned, tmp_path / "out")
+    command = ("prune", "--model", tiny_folder, "-o", output, "--force", *SMALL)
+    swap = work_folder.swap
+
+    class Killed(BaseException):
+        """Stands for a process that ends here."""
+
+    def swap_and_die(*folders: Path) -> bool:
+        assert swap(*folders)
+        monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+        raise Killed
+
+    monkeypatch.setattr(work_folder, "swap", swap_and_die)
+    with pytest.raises(Killed):
+        symprune(*command, "--sparsity", "0.25")
+    monkeypatch.undo()
+    new = contents(output)
+    assert new["model.safetensors"] != contents(pruned)["model.safetensors"]
+    symprune(*command, "--sparsity", "0.25")
+    assert contents(output) == new
+    symprune(*command)
+    assert contents(output) == contents(pruned)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
