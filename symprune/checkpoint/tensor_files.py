@@ -194,7 +194,7 @@ class Shards:
     def _fill(self, into: np.ndarray, entry: TensorEntry, place: int) -> None:
         """Bytes of a tensor, from `place` on. A file that is cut short meanwhile is told; behind a
         memory map it would end the process."""
-        path, rest = self.folder / entry.file, memoryview(into)
+        path, rest = self.folder / entry.file, into.data
         start = entry.start + place
         try:
             if entry.file not in self._opened:

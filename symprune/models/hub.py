@@ -240,12 +240,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def load_config(origin: Origin) -> Any:
     """The model's configuration alone: cheap, and enough to know whether it can be pruned."""
-    from transformers import AutoConfig, PretrainedConfig
+    from transformers import AutoConfig
 
     try:
-        if origin.gguf_file is None:
-            check_sizes(PretrainedConfig.get_config_dict(origin.path, **origin.options)[0])
+        if origin.is_local and origin.gguf_file is None:
+            check_sizes(_read_config(Path(origin.path)))
         config = AutoConfig.from_pretrained(origin.path, **origin.options)
+        if not origin.is_local:
+            check_sizes(config.to_dict())
     except SympruneError as error:
         raise SympruneError(f"Model {origin} cannot be loaded: {error}") from error
     except Exception as error:
@@ -255,6 +257,20 @@ def load_config(origin: Origin) -> Any:
     check_supported(config)
     auto_class(config, origin.access.trust_remote_code)
     return config
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """A model's configuration as its file has it."""
+    file = folder / "config.json"
+    try:
+        plain = parse_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SympruneError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SympruneError(f"{file} is not JSON.") from error
+    if not isinstance(plain, dict):
+        raise SympruneError(f"{file} is not a configuration.")
+    return plain
 
 
 def version_of(origin: Origin) -> str | None:

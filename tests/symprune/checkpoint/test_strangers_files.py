@@ -168,7 +168,7 @@ def test_a_header_with_sizes_that_are_none_is_corrupt(
         read_header(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("file", ["header", "index", "record", "packed"])
+@pytest.mark.parametrize("file", ["header", "index", "record", "packed", "config"])
 def test_deep_nesting_is_a_sentence(file: str, packed: Path, shards: Path, tmp_path: Path) -> None:
     model, deep = tmp_path / "model", "[" * 200_000
     shutil.copytree(packed if file == "packed" else shards, model)
@@ -178,8 +178,9 @@ def test_deep_nesting_is_a_sentence(file: str, packed: Path, shards: Path, tmp_p
         path.write_bytes(len(text).to_bytes(8, "little") + text)
     else:
         names = {"index": "model.safetensors.index.json", "record": "symprune.json"}
-        (model / names.get(file, "packed.json")).write_text(deep)
-    refuse("inspect", model, said="corrupt|not a readable")
+        names |= {"packed": "packed.json", "config": "config.json"}
+        (model / names[file]).write_text(deep)
+    refuse("inspect", model, said="corrupt|not a readable|is not JSON")
 
 
 @pytest.mark.parametrize(
