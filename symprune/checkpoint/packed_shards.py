@@ -22,7 +22,7 @@ from torch import Tensor
 from symprune.checkpoint.tensor_files import CHUNK, DTYPES, ENDING, Header, Shards, parse_header
 from symprune.errors import SympruneError
 from symprune.machine.foreign_files import check_file_names
-from symprune.maskset import PACKED
+from symprune.maskset import FILE_NAME, PACKED
 from symprune.runtime import blob
 from symprune.validation import parse_json
 
@@ -84,6 +84,8 @@ class Manifest:
         for said in (self.config, self.index):
             if said is not None and not isinstance(parse_json(said), dict):
                 raise ValueError("the configuration or the index is not one")
+        if self.masks is not None:
+            _check_masks(header_of(FILE_NAME, self.masks), self.files.values())
         if self.index is not None:
             named = set(parse_json(self.index)["weight_map"].values())
             if not named <= self.files.keys():
@@ -113,6 +115,20 @@ class Manifest:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SympruneError(f"{path} is corrupt: {error}.") from error
+
+
+def _check_masks(masks: Header, files: Iterable[str]) -> None:
+    """Fail where masks are not those of the plain files: bits for tensors of these sizes."""
+    plain = (entry for text in files for entry in header_of("", text).entries)
+    most = sum(math.prod(entry.shape) for entry in plain)
+    shapes = parse_json(masks.metadata["shapes"])
+    for entry in masks.entries:
+        shape = shapes.pop(entry.name)
+        if not all(map(_is_count, shape)) or entry.shape != ((math.prod(shape) + 7) // 8,):
+            raise ValueError(f"the mask of {entry.name} is not one")
+        most -= math.prod(shape)
+    if shapes or most < 0:
+        raise ValueError("the masks are another model's")
 
 
 def _is_count(value: Any) -> bool:

@@ -93,10 +93,9 @@ def describe_kept(output: Path) -> str:
     if finished == 0:
         return "Interrupted before a block was finished: nothing is kept."
     size = folder_size(work) / 1e6
-    return (
-        f"Interrupted: {finished} finished blocks are kept in {work} ({size:,.1f} MB); the same "
-        "command goes on after them."
-    )
+    blocks = "1 finished block is" if finished == 1 else f"{finished} finished blocks are"
+    kept = f"{blocks} kept in {work} ({size:,.1f} MB)"
+    return f"Interrupted: {kept}; the same command goes on from there."
 
 
 def _count_finished(work: Path) -> int:

@@ -71,10 +71,13 @@ def _run_to_the_end(command: Callable[[], object]) -> None:
         command()
     finally:
         try:
-            sys.stdout.flush()
-        except OSError:
+            if sys.stdout is not None:  # as it is where a shell closed it
+                sys.stdout.flush()
+        except OSError as error:
             # Python would try again at its end, and fail with words of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno == errno.EPIPE:  # whoever read it has had enough
+                sys.exit(1)
             raise
 
 

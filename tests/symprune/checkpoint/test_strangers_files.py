@@ -116,11 +116,20 @@ BAD_MANIFESTS: dict[str, Callable[[dict[str, Any]], None]] = {
     "a file that is no text": lambda m: m["files"].update({"x.safetensors": 7}),
     "a configuration that is none": lambda m: m.update(config="[]"),
     "an index of other files": lambda m: m.update(index='{"weight_map": {"a": "../b"}}'),
+    "masks that are none": lambda m: m.update(masks="{}"),
+    "masks of absurd size": lambda m: m.update(masks=_masks(2**40)),
+    "masks without shapes": lambda m: m.update(masks='{"__metadata__": {}}'),
     "a field more": lambda m: m.update(more=1),
     "checksums that are a list": lambda m: m.update(checksums=[]),
     "a shape that is negative": lambda m: _reshape(m, "[-32,-32]"),
     "a shape that is a fraction": lambda m: _reshape(m, "[32.0,32]"),
 }
+
+
+def _masks(size: int) -> str:
+    shapes = json.dumps({"w": [8, size]})
+    about = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    return json.dumps({"__metadata__": {"shapes": shapes}, "w": about})
 
 
 def _reshape(manifest: dict[str, Any], shape: str) -> None:

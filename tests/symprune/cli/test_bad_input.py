@@ -181,7 +181,7 @@ def test_an_interruption_says_what_is_kept(
     result = CliRunner().invoke(main.app, command)
     assert isinstance(result.exception, Interrupted)
     said = str(result.exception)
-    assert "1 finished blocks are kept in" in said and "MB" in said and "same command" in said
+    assert "1 finished block is kept in" in said and "MB" in said and "same command" in said
     monkeypatch.setattr(
         StreamedBlocks, "begin", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )

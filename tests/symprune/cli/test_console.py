@@ -153,3 +153,10 @@ def test_a_full_disk_under_the_output_is_one_sentence() -> None:
         )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.startswith("Error: The disk is full") and done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_stops_and_a_closed_output_are_no_errors() -> None:
+    command = f"{sys.executable} -m symprune models"
+    for line in (f"{command} | head -n 1 > /dev/null", f"{command} >&-"):
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        assert done.stderr == "", line
