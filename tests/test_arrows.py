@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "scores": {"masks", *BASE},
     "criteria": {"masks", "scores", *BASE},
     "stats": BASE,
-    "token_loss": set(),
+    "token_loss": {"errors"},
     "calibration": BASE,
     "refine": TENSORS,
     "update": TENSORS,
@@ -57,10 +57,11 @@ FED_MAY_IMPORT = {
     "algorithms": {
         "compressors", "privacy", "problems", "protocol", "randomness", "registry", "wire",
     },
-    "simulate": {"problems", "protocol", "snapshot", "threads", "wire"},
+    "simulate": {"problems", "protocol", "randomness", "snapshot", "threads", "wire"},
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
     "remote": {
-        "algorithms", "problems", "protocol", "registry", "simulate", "snapshot", "threads", "wire",
+        "algorithms", "problems", "protocol", "randomness", "registry", "simulate", "snapshot",
+        "threads", "wire",
     },
     "pruning": {"privacy", "protocol", "remote", "threads", "wire"},
     "flower": {"protocol", "pruning", "remote", "snapshot"},

@@ -41,7 +41,25 @@ def write(source: Path, output: Path, force: bool = False, matrix: str | None = 
         raise SympruneError(f"The output {output} is a folder, not a file.")
     if (output.exists() or output.is_symlink()) and not force:
         raise SympruneError(f"The output {output} exists; choose another or pass --force.")
+    check_page(output)
     return _save(build(source, matrix), output)
+
+
+def check_page(output: Path) -> None:
+    """Fail before any work where a page would take the place of something else."""
+    if not _is_replaceable(output):
+        raise SympruneError(f"{output} is there and not a page of symprune; it is not replaced.")
+
+
+def _is_replaceable(output: Path) -> bool:
+    """Whether there is nothing yet, or a page that was made here."""
+    try:
+        content = output.read_bytes()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise durable.explain(output, error) from error
+    return not content or b"Made by symprune " in content
 
 
 def write_bench(record: Mapping[str, Any], output: Path) -> Path:

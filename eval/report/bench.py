@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from symprune.eval.report import bars, page
 from symprune.eval.report.bars import Bar
 from symprune.eval.report.page import TableCell, figure_cell, figure_text, is_number
 from symprune.eval.tables import bench_kind, bench_title, size
+from symprune.validation import parse_json
 
 Row = Mapping[str, Any]
 
@@ -59,7 +59,7 @@ NEEDED = ("label", "engine", "dtype")
 def read(path: Path) -> str:
     """The page of the file `symprune bench --json` wrote."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SympruneError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

@@ -7,7 +7,6 @@ over blocks, and a corner of it weight by weight.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import struct
 import zlib
@@ -27,6 +26,7 @@ from symprune.eval.report.page import figure_text
 from symprune.masks import unpack_bits
 from symprune.maskset import FILE_NAME
 from symprune.runtime.blob import decode, packed_name
+from symprune.validation import parse_json
 
 BLOCKS = 192
 CORNER = 48
@@ -98,8 +98,8 @@ def _masks_of(folder: Path) -> tuple[Any, dict[str, list[int]]]:
         return None, {}
     try:
         with safe_open(path, framework="pt") as opened:
-            shapes = json.loads((opened.metadata() or {}).get("shapes", "{}"))
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            shapes = parse_json((opened.metadata() or {}).get("shapes", "{}"))
+    except (SafetensorError, ValueError, OSError) as error:
         raise SympruneError(f"The mask file {path} is corrupt: {error}.") from error
 
     def mask(name: str) -> Tensor:

@@ -13,6 +13,7 @@ from symprune.checkpoint.packed_shards import PackedShards, is_packed, open_shar
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.errors import SympruneError
 from symprune.machine import compute
+from symprune.machine.foreign_files import check_links
 from symprune.models.hub import (
     Access,
     Origin,
@@ -84,6 +85,7 @@ def local_folder(origin: Origin) -> Path | None:
             folder = Path(fetched)
         except Exception as error:
             raise explain(origin, error) from error
+        check_links(folder)
         check_no_adapter(folder)
     if not is_packed(folder) and is_packed_config(load_config(origin)):
         return None  # a packed model that was saved from memory does not say how it was plain

@@ -18,6 +18,7 @@ from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_hea
 from symprune.engine.blocks import PrunedBlock
 from symprune.machine import durable
 from symprune.maskset import FILE_NAME, metadata
+from symprune.validation import parse_json
 
 
 class OutputFiles:
@@ -132,6 +133,6 @@ def mask_header(streamed: StreamedModel) -> bytes:
 
 def index_of(path: Path, size: int) -> str:
     """An index like the one at `path`, of files that hold `size` bytes of tensors."""
-    content = json.loads(path.read_text())
+    content = parse_json(path.read_text())
     content.setdefault("metadata", {})["total_size"] = size
     return json.dumps(content, indent=2) + "\n"

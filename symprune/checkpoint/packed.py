@@ -7,7 +7,6 @@ multiplies from the blobs; `unpack` restores the plain folder.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +29,10 @@ from symprune.checkpoint.packed_shards import (
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX, Header, OutputFile, Shards, shard_names
 from symprune.errors import SympruneError
+from symprune.machine.foreign_files import check_links
 from symprune.models import hub
 from symprune.runtime import blob
+from symprune.validation import parse_json
 
 CONFIG = "config.json"
 PARTS = "blocks"
@@ -46,15 +47,17 @@ def pack(
     trust_remote_code: bool = False,
 ) -> dict[str, int]:
     """Write a packed copy of a checkpoint; its bytes before and after."""
+    check_links(folder, deep=True)
     if not (folder / CONFIG).is_file() or not shard_names(folder) or is_packed(folder):
         raise SympruneError(f"{folder} is not a folder with a plain model in safetensors files.")
-    output_folder.check_output(output, force)
+    output_folder.check_output(output, force, [folder])
     source = Shards(folder)
     origin = hub.resolve(str(folder), hub.Access(trust_remote_code=trust_remote_code))
     streamed = StreamedModel(source, hub.load_config(origin), "auto", "cpu", trust_remote_code)
     steps = len(streamed) + 1
     with output_folder.whole_folder(output) as work:
         files = PackedFiles(work, work / PARTS, streamed, source, keep_types=True)
+        output_folder.check_room(output, files.size)
         files.create()
         for index in range(len(streamed)):
             tick(index, steps)
@@ -74,9 +77,12 @@ def unpack(
 ) -> dict[str, int]:
     """Restore the plain checkpoint a packed folder stands for: byte for byte what `pack` was given,
     or what pruning to a grid would have written."""
-    output_folder.check_output(output, force)
+    output_folder.check_output(output, force, [folder])
+    check_links(folder, deep=True)
     manifest, packed = Manifest.read(folder), open_shards(folder)
     assert isinstance(packed, PackedShards)
+    size = sum(header.file_size for header in packed.headers.values())
+    output_folder.check_room(output, size)
     done, steps = 0, len(packed.entries) + 1
     with output_folder.whole_folder(output) as work:
         for name, header in packed.headers.items():
@@ -143,7 +149,7 @@ def _write_masks(work: Path, text: str, packed: PackedShards) -> None:
 
 
 def _shapes(header: Header) -> dict[str, tuple[int, ...]]:
-    found = json.loads(header.metadata.get("shapes", "{}"))
+    found = parse_json(header.metadata.get("shapes", "{}"))
     return {name: tuple(shape) for name, shape in found.items()}
 
 

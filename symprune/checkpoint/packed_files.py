@@ -42,6 +42,7 @@ from symprune.machine import durable
 from symprune.maskset import FILE_NAME
 from symprune.runtime import blob
 from symprune.runtime.packable import BLOCKS, Packing, guard_name, packable
+from symprune.validation import parse_json
 from symprune.values.grid import Grid, OnGrid
 from symprune.values.scales import round_to_grid
 
@@ -112,7 +113,7 @@ class PackedFiles:
         places: dict[str, Place] = {}
         checksums: dict[str, int] = {}
         for header in stored.headers.values():
-            about = {name: json.loads(text) for name, text in header.metadata.items()}
+            about = {name: parse_json(text) for name, text in header.metadata.items()}
             places |= {key: Place(*place) for key, place in about["places"].items()}
             checksums |= about["checksums"]
         return PackedShards(stored, self.headers, places, checksums)
@@ -169,7 +170,7 @@ class PackedFiles:
         """The configuration says that the folder is packed, the manifest what it is packed from."""
         path = self.folder / "config.json"
         manifest.config = path.read_text()
-        config = json.loads(manifest.config)
+        config = parse_json(manifest.config)
         config[QUANTIZATION] = {"quant_method": "symprune", "format": blob.VERSION}
         durable.write_text(path, json.dumps(config, indent=2) + "\n")
         durable.write_text(self.folder / MANIFEST, manifest.to_json())

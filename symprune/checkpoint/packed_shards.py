@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.tensor_files import CHUNK, DTYPES, Header, Shards, parse_header
+from symprune.checkpoint.tensor_files import CHUNK, DTYPES, ENDING, Header, Shards, parse_header
 from symprune.errors import SympruneError
-from symprune.maskset import PACKED
+from symprune.machine.foreign_files import check_file_names
+from symprune.maskset import FILE_NAME, PACKED
 from symprune.runtime import blob
+from symprune.validation import parse_json
 
 MANIFEST = PACKED
 FORMAT = "symprune-packed"
@@ -69,13 +71,33 @@ class Manifest:
         plain["places"] = {key: list(astuple(place)) for key, place in self.places.items()}
         return json.dumps(plain, indent=1) + "\n"
 
+    def _check_kinds(self) -> None:
+        """Fail where something is not of its kind."""
+        texts = [*self.files, *self.files.values(), self.config, *self.places, *self.checksums]
+        texts += [said for said in (self.index, self.masks) if said is not None]
+        texts += [place.parameter for place in self.places.values()]
+        counts = [*self.checksums.values(), *(place.first for place in self.places.values())]
+        for place in self.places.values():
+            counts += [n for n in (place.piece, place.rows) if n is not None]
+        if not all(isinstance(said, str) for said in texts) or not all(map(_is_count, counts)):
+            raise ValueError("a value is not of its kind")
+        for said in (self.config, self.index):
+            if said is not None and not isinstance(parse_json(said), dict):
+                raise ValueError("the configuration or the index is not one")
+        if self.masks is not None:
+            _check_masks(header_of(FILE_NAME, self.masks), self.files.values())
+        if self.index is not None:
+            named = set(parse_json(self.index)["weight_map"].values())
+            if not named <= self.files.keys():
+                raise ValueError("the index names other files")
+
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
         if not path.is_file():
             raise SympruneError(f"{folder} is not a packed checkpoint.")
         try:
-            plain = json.loads(path.read_text())
+            plain = parse_json(path.read_text())
             if plain.pop("format") != FORMAT:
                 raise ValueError("it is no manifest")
             version = plain.pop("version")
@@ -85,9 +107,32 @@ class Manifest:
                     f"version {VERSION}."
                 )
             places = {key: Place(*place) for key, place in plain.pop("places").items()}
-            return cls(places=places, **plain)
+            found = cls(places=places, **plain)
+            found._check_kinds()
+            check_file_names(found.files, ENDING, path)
+            return found
+        except SympruneError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SympruneError(f"{path} is corrupt: {error}.") from error
+
+
+def _check_masks(masks: Header, files: Iterable[str]) -> None:
+    """Fail where masks are not those of the plain files: bits for tensors of these sizes."""
+    plain = (entry for text in files for entry in header_of("", text).entries)
+    most = sum(math.prod(entry.shape) for entry in plain)
+    shapes = parse_json(masks.metadata["shapes"])
+    for entry in masks.entries:
+        shape = shapes.pop(entry.name)
+        if not all(map(_is_count, shape)) or entry.shape != ((math.prod(shape) + 7) // 8,):
+            raise ValueError(f"the mask of {entry.name} is not one")
+        most -= math.prod(shape)
+    if shapes or most < 0:
+        raise ValueError("the masks are another model's")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def is_packed(folder: Path) -> bool:
@@ -145,7 +190,10 @@ class PackedShards(Shards):
     def read(self, name: str) -> Tensor:
         entry, place = self.entries[name], self.places.get(name)
         if place is None:
-            return self._stored(name)
+            tensor = self._stored(name)
+            if tensor.dtype != DTYPES[entry.dtype] or tuple(tensor.shape) != entry.shape:
+                raise SympruneError(f"{name} in {self.folder} is stored in another shape or type.")
+            return tensor
         dtype = DTYPES[entry.dtype]
         if place.is_whole:
             tensor = self._decode(place.parameter, dtype)

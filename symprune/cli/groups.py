@@ -84,8 +84,10 @@ class Choosing:
 
     def build(self, **others: Any) -> Recipe:
         """The recipe these options and `others` (None: not given) describe."""
+        from symprune.criteria import allow_code
         from symprune.recipe import Recipe
 
+        allow_code(self.method)
         if self.sparsity is not None and self.pattern is not None:
             raise SympruneError("Give --sparsity or --pattern, not both.")
         changes = o.select_given(

@@ -34,6 +34,9 @@ app.add_typer(federated, name="fed")
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[
+        bool, typer.Option(console.DEBUG, help="Of any command: show where an error happened.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"symprune {__version__}")
@@ -57,7 +60,7 @@ def models() -> None:
 def methods() -> None:
     """List the pruning criteria, their formulas and parameters.
 
-    W is [out, in]; x and y are the norms of a layer's input and output channels, r and c the l1
+    W is \\[out, in]; x and y are the norms of a layer's input and output channels, r and c the l1
     norms of a weight's row and column.
     """
     from symprune import criteria

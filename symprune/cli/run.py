@@ -11,7 +11,7 @@ from rich.text import Text
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, expand
-from symprune.errors import SympruneError
+from symprune.machine import durable
 
 if TYPE_CHECKING:
     from symprune.jobs.generate import Continuation
@@ -67,11 +67,14 @@ def bench(
       symprune bench smollm2-135m:bfloat16 ./packed
     """
     from symprune.eval import tables
+    from symprune.eval.report import check_page
     from symprune.jobs.bench import Plan
     from symprune.jobs.bench import bench as measure
 
-    for path in (json_file, html_file):
-        _check_place(path)
+    durable.check_file(json_file, o.JSON)
+    durable.check_file(html_file)
+    if html_file is not None:
+        check_page(html_file)
     console.mind_network()
     plan = Plan(
         prompt_tokens, new_tokens, rounds, threads, data if evaluate else None, windows, seqlen,
@@ -120,7 +123,7 @@ def generate(
     """
     from symprune.jobs import generate as job
 
-    _check_place(json_file)
+    durable.check_file(json_file, o.JSON)
     request = job.Request(prompt, max_new_tokens, temperature, seed, chat, device)
     request.check()
     console.prepare_libraries()
@@ -137,7 +140,7 @@ def generate(
         came = job.continue_prompt(loaded, request, console.write)
         del loaded
         console.write("\n")
-        aside.print(f"[dim]{_speed(came)}[/dim]", highlight=False)
+        aside.print(Text(_speed(came), style="dim"), highlight=False)
         found.append(came.to_dict())
     o.write_json(json_file, {"prompt": prompt, "continuations": found})
 
@@ -146,9 +149,3 @@ def _speed(came: Continuation) -> str:
     rate = came.tokens_per_second
     each = "" if rate is None else f", {rate:.1f} tokens/s"
     return f"{came.tokens} tokens{each}, the first after {came.first_token_seconds:.2f} s"
-
-
-def _check_place(path: Path | None) -> None:
-    """Fail before any work where a file cannot be."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise SympruneError(f"Cannot write {path}: it is not a file in a folder that exists.")

@@ -93,4 +93,7 @@ def read_bos(folder: Path) -> Bos | None:
     need not come out of the pruned one."""
     record = read_record(folder)
     found = record.get("bos") if record else None
-    return Bos(**found) if found else None
+    try:
+        return Bos(**found) if found else None
+    except TypeError:
+        raise SympruneError(f"What the record in {folder} says about BOS makes no sense.") from None

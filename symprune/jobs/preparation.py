@@ -16,6 +16,7 @@ from symprune import calibration
 from symprune.checkpoint.output_folder import check_output, folder_size
 from symprune.checkpoint.packed import weight_files
 from symprune.engine.tokens import cap_seqlen
+from symprune.eval.perplexity import cut
 from symprune.machine import compute
 from symprune.models import hub
 from symprune.recipe import Recipe
@@ -44,6 +45,8 @@ class Request(Protocol):
     def compute_dtype(self) -> str: ...
     @property
     def access(self) -> hub.Access: ...
+    @property
+    def reads(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Prepared:
 
 def prepare(job: Request, tell: Tell) -> Prepared:
     """Whatever can fail cheaply comes first: the output folder, the settings, then the model."""
-    check_output(job.folder, job.force)
+    check_output(job.folder, job.force, job.reads)
     hub.check_dtype(job.dtype)
     check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
     origin, device = hub.resolve(job.model, job.access), hub.pick_device(job.device)
@@ -87,9 +90,11 @@ def default_held_out(calibrated_on: Iterable[str]) -> str:
     return "builtin" if set(calibrated_on) == {"builtin"} else "wikitext2"
 
 
-def read_held_out(data: str, tokenizer: Any) -> Tensor:
-    """The text perplexity is measured on, as one row of tokens."""
-    return calibration.encode(tokenizer, calibration.text(data, "test"))
+def read_held_out(data: str, tokenizer: Any, seqlen: int) -> Tensor:
+    """The text perplexity is measured on, as one row of tokens, enough for a window."""
+    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    cut(ids, seqlen)
+    return ids
 
 
 def compare(data: str, dense: Mapping[str, Any], pruned: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Losses
 from symprune.eval.perplexity import Perplexity, cut, summary
 from symprune.machine import distributed
-from symprune.token_loss import loss
+from symprune.token_loss import check_vocabulary, loss
 
 
 def perplexity(
@@ -63,6 +63,7 @@ def _losses(
 ) -> list[float]:
     layout, steps = streamed.layout, len(streamed) + 1
     wanted = predicted or [slice(1, None)] * len(windows)
+    check_vocabulary(windows, streamed.model.get_input_embeddings().weight)
     with streamed.around(source=written):
         at_once = streamed.batch_size(windows.shape[1])
         activations = forward.embed(layout, windows, allocate=allocate, at_once=at_once)
