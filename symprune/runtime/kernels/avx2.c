@@ -50,7 +50,7 @@ INLINE void add_up(const __m256 *sums, float *out) {
 
 /* Codes. */
 
-/* 16 codes of 2, 3 or 4 bits in 16-bit lanes: the two bytes a code lies in, its bits moved to the
+/* 16 codes of 2 or 3 bits in 16-bit lanes: the two bytes a code lies in, its bits moved to the
  * top, and down again. */
 INLINE __m256i unpack16(const uint8_t *p, int bits) {
     int64_t bytes;
@@ -70,9 +70,16 @@ INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
     if (kind == INT8)
         return _mm256_xor_si256(load256(p + 32 * part), _mm256_set1_epi8((char)0x80));
     int bits = bits_of(kind);
-    __m256i low = unpack16(p + 4 * bits * part, bits);
-    __m256i high = unpack16(p + 4 * bits * part + 2 * bits, bits);
-    __m256i codes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
+    __m256i codes;
+    if (kind == INT4) {
+        __m256i both = _mm256_cvtepu8_epi16(load128(p + 16 * part));
+        codes = _mm256_and_si256(_mm256_or_si256(both, _mm256_slli_epi16(both, 4)),
+                                 _mm256_set1_epi8(0x0f));
+    } else {
+        __m256i low = unpack16(p + 4 * bits * part, bits);
+        __m256i high = unpack16(p + 4 * bits * part + 2 * bits, bits);
+        codes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
+    }
     __m256i top = _mm256_set1_epi8((char)((1 << bits) - 1));
     return _mm256_sub_epi8(_mm256_add_epi8(codes, codes), top);
 }
@@ -82,14 +89,15 @@ INLINE __m128i two_quarters(const void *low, const void *high) {
                               _mm_loadl_epi64((const __m128i *)high));
 }
 
-/* 16 places from kept levels; moves them on. */
-INLINE __m128i spread16(const uint8_t **kept, uint64_t mask) {
+/* 16 places from kept levels, or from codes of 8 bits; moves them on. */
+INLINE __m128i spread16(const uint8_t **kept, uint64_t mask, int kind) {
     const uint8_t *first = *kept;
-    const uint8_t *second = first + _mm_popcnt_u32(mask & 255);
-    *kept = second + _mm_popcnt_u32(mask >> 8 & 255);
-    __m128i from = two_quarters(of_bytes[mask & 255], of_bytes[mask >> 8 & 255]);
-    from = _mm_add_epi8(from, _mm_set_epi64x(0x0808080808080808, 0));
-    return _mm_shuffle_epi8(two_quarters(first, second), from);
+    const uint8_t *second = first + _mm_popcnt_u64(mask & 255);
+    *kept = second + _mm_popcnt_u64(mask >> 8 & 255);
+    __m128i from = two_quarters(of_bytes[mask & 255], of_second_bytes[mask >> 8 & 255]);
+    __m128i values = two_quarters(first, second);
+    if (kind == INT8) values = _mm_xor_si128(values, _mm_set1_epi8((char)0x80));
+    return _mm_shuffle_epi8(values, from);
 }
 
 /* A tile ready to be multiplied. Masked codes of few bits are unpacked into a buffer one tile ahead:
@@ -129,19 +137,9 @@ INLINE void expand_row(const Tile *tile, int row, int kind, int masked, __m256i 
     }
     uint64_t mask = load64(tile->masks + 8 * row);
     UNROLL for (int part = 0; part < 2; part++) {
-        __m128i low = spread16(&kept, mask >> (32 * part));
-        __m128i high = spread16(&kept, mask >> (32 * part + 16));
+        __m128i low = spread16(&kept, mask >> (32 * part), kind);
+        __m128i high = spread16(&kept, mask >> (32 * part + 16), kind);
         levels[part] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-        if (kind == INT8) { /* still codes: flip the top bit of those that are kept */
-            const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
-            const __m256i bytes = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202,
-                                                    0x0101010101010101, 0);
-            __m256i here = _mm256_set1_epi32((int)(mask >> (32 * part)));
-            __m256i is_kept = _mm256_cmpeq_epi8(
-                _mm256_and_si256(_mm256_shuffle_epi8(here, bytes), bit), bit);
-            levels[part] = _mm256_xor_si256(
-                levels[part], _mm256_and_si256(is_kept, _mm256_set1_epi8((char)0x80)));
-        }
     }
 }
 
@@ -346,10 +344,12 @@ DEFINE_CODES(ONE, one_codes)
 DEFINE_FLOATS(EXPAND, generic_expand, expand_words)
 DEFINE_CODES(EXPAND, expand_codes_panel)
 DEFINE_ALL_SEVERAL(several_floats, several_codes)
+DEFINE_READ(read_any)
 DEFINE_WRITE(write_any)
 
 const Level avx2_level = {
     .name = "avx2",
+    .read = read_any,
     .quantise = quantise,
     .one = {{NULL, NULL}, BOTH(one, BFLOAT16), {NULL, NULL}, BOTH(one, INT8), BOTH(one, INT4),
             BOTH(one, INT3), BOTH(one, INT2)},

@@ -72,6 +72,8 @@ int packed_check(const uint8_t *blob, int64_t size) {
     if (load32(blob + 12) >= KINDS || load32(blob + 16) > 3) return NOT_A_BLOB;
     if (!load32(blob + 20) || !load32(blob + 24)) return NOT_A_BLOB;
     if (load64(blob + 32) != (uint64_t)size) return NOT_A_BLOB;
+    for (int byte = 40; byte < PACKED_HEADER; byte++)
+        if (blob[byte]) return NOT_A_BLOB;
     Matrix matrix = open_matrix(blob, 0);
     /* Fewer than 2^61 panels, so nothing below overflows. */
     int64_t all = pieces_of(blob) * matrix.panels;

@@ -112,7 +112,19 @@ INLINE void write_row(const Tiles *tiles, int kind, int row, int64_t columns, in
         write_group(tiles, kind, row, whole, (int)(columns % GROUP), dtype, out);
 }
 
-/* The same with every choice a constant, for the compiler to specialise. */
+#define DEFINE_READ(name)                                                                     \
+    static void name(const void *from, int64_t first, int count, int dtype, float *out) {     \
+        if (dtype == AS_FLOAT32)                                                              \
+            memcpy(out, (const float *)from + first, 4 * (size_t)count);                      \
+        else if (dtype == AS_BFLOAT16)                                                        \
+            for (int j = 0; j < count; j++)                                                   \
+                out[j] = from_bfloat16(((const uint16_t *)from)[first + j]);                  \
+        else                                                                                  \
+            for (int j = 0; j < count; j++)                                                   \
+                out[j] = from_float16(((const uint16_t *)from)[first + j]);                   \
+    }
+
+/* `write_row` with every choice a constant, for the compiler to specialise. */
 #define WRITE_DTYPE(kind, dtype)                                     \
     case kind * DTYPES + dtype:                                      \
         write_row(tiles, kind, row, columns, dtype, out);            \

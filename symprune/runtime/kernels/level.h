@@ -32,6 +32,7 @@ typedef struct {
     const float *floats;     /* [token, group, 64], for kinds of floats */
     const CodeInput *codes;  /* [token, group], for kinds of codes */
     const float *scales;     /* [token, group], of the codes */
+    const uint16_t *halves;  /* [token, group, 64], bfloat16 for matrices of bfloat16 */
 } Input;
 
 /* A panel expanded: every weight has its place. */
@@ -40,20 +41,29 @@ typedef struct {
     float *scales; /* [group, row] */
 } Tiles;
 
+typedef void One(const uint8_t *panel, int64_t groups, const Input *x, float *out);
+typedef void Expand(const uint8_t *panel, int64_t groups, const Tiles *tiles);
+typedef void Several(const Tiles *tiles, const Input *x, float *out);
+
 typedef struct {
     const char *name;
+    /* Up to 64 inputs as float32. */
+    void (*read)(const void *from, int64_t first, int count, int dtype, float *out);
     /* 64 floats in natural order -> the order `one` and `several` read. May be null: natural. */
     void (*order)(const float *x, int kind, float *out);
     /* 64 floats -> codes with |code| <= 127, returns their scale; NaN unless all are finite. */
     float (*quantise)(const float *x, int zero, CodeInput *out);
     /* out[row] for one token, straight from the packed panel. */
-    void (*one[KINDS][2])(const uint8_t *panel, int64_t groups, const Input *x, float *out);
+    One *one[KINDS][2];
     /* A packed panel -> expanded. */
-    void (*expand[KINDS][2])(const uint8_t *panel, int64_t groups, const Tiles *tiles);
+    Expand *expand[KINDS][2];
     /* out[token * 8 + row] for all tokens, from an expanded panel. */
-    void (*several[KINDS])(const Tiles *tiles, const Input *x, float *out);
+    Several *several[KINDS];
     /* Row `row` of an expanded panel in a dtype. */
     void (*write)(const Tiles *tiles, int kind, int row, int64_t columns, int dtype, void *out);
+    /* `one` and `several` where the CPU multiplies bfloat16 and both sides are. May be null. */
+    One *one_bfloat16[2];
+    Several *several_bfloat16;
 } Level;
 
 extern const Level plain_level;

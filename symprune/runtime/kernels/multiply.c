@@ -41,10 +41,7 @@ int packed_has_level(int number) {
 
 int packed_has_bfloat16(void) {
     unsigned a, b, c, d;
-    if (!packed_has_level(AVX512)) return 0;
-    int amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
-    int avx512 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-    return amx || avx512;
+    return packed_has_level(AVX512) && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 #else
 #if defined(__aarch64__) && defined(__linux__)
@@ -75,6 +72,7 @@ static void *allocate(size_t bytes) {
 
 typedef struct {
     const Level *level;
+    int in_bfloat16; /* matrix, inputs and instructions */
     Matrix matrix;
     Input input;
     int64_t tokens, first, count;
@@ -97,10 +95,13 @@ static void prepare(void *data, int64_t first, int64_t last) {
             int64_t left = matrix->columns - from;
             int count = left < GROUP ? (int)left : GROUP;
             int64_t source = token * matrix->columns + from;
-            if (task->dtype == AS_FLOAT32)
-                memcpy(x, (const float *)task->from + source, 4 * (size_t)count);
-            else
-                for (int j = 0; j < count; j++) x[j] = read_float(task->from, source + j, task->dtype);
+            if (task->in_bfloat16) {
+                uint16_t *halves = (uint16_t *)task->input.halves + at * GROUP;
+                memset(halves + count, 0, 2 * (size_t)(GROUP - count));
+                memcpy(halves, (const uint16_t *)task->from + source, 2 * (size_t)count);
+                continue;
+            }
+            with->read(task->from, source, count, task->dtype, x);
             memset(x + count, 0, 4 * (size_t)(GROUP - count));
             if (is_codes(matrix->kind))
                 ((float *)task->input.scales)[at] = with->quantise(
@@ -139,11 +140,13 @@ static void multiply_panels(void *data, int64_t first, int64_t last) {
     Task *task = data;
     const Matrix *matrix = &task->matrix;
     int kind = matrix->kind, masked = matrix->masked;
-    if (task->tokens == 1 && task->level->one[kind][masked]) {
+    const Level *with = task->level;
+    One *one = task->in_bfloat16 ? with->one_bfloat16[masked] : with->one[kind][masked];
+    Several *several = task->in_bfloat16 ? with->several_bfloat16 : with->several[kind];
+    if (task->tokens == 1 && one) {
         float sums[PANEL];
         for (int64_t panel = first; panel < last; panel++) {
-            task->level->one[kind][masked](panel_of(matrix, panel), matrix->groups, &task->input,
-                                           sums);
+            one(panel_of(matrix, panel), matrix->groups, &task->input, sums);
             write_out(task, panel, sums);
         }
         return;
@@ -155,8 +158,8 @@ static void multiply_panels(void *data, int64_t first, int64_t last) {
         return;
     }
     for (int64_t panel = first; panel < last; panel++) {
-        task->level->expand[kind][masked](panel_of(matrix, panel), matrix->groups, &tiles);
-        task->level->several[kind](&tiles, &task->input, sums);
+        with->expand[kind][masked](panel_of(matrix, panel), matrix->groups, &tiles);
+        several(&tiles, &task->input, sums);
         write_out(task, panel, sums);
     }
     free(tiles.words);
@@ -184,7 +187,9 @@ int packed_multiply(const uint8_t *blob, int64_t piece, const void *x, int64_t t
     char *memory = allocate((size_t)inputs * (each + 4));
     if (!memory) return -1;
     task.input = (Input){tokens, matrix->groups, (float *)memory, (CodeInput *)memory,
-                         (float *)(memory + (size_t)inputs * each)};
+                         (float *)(memory + (size_t)inputs * each), (uint16_t *)memory};
+    task.in_bfloat16 = matrix->kind == BFLOAT16 && dtype == AS_BFLOAT16 &&
+                       level->several_bfloat16 && packed_has_bfloat16();
     int64_t step = step_of(matrix->panels, &threads, packed_bytes(matrix) * tokens);
     share_out(prepare, &task, tokens, 1, tokens < 8 ? 1 : threads);
     share_out(multiply_panels, &task, matrix->panels, step, threads);

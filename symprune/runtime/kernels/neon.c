@@ -146,10 +146,12 @@ static float quantise(const float *x, int zero, CodeInput *out) {
 DEFINE_FLOATS(EXPAND, generic_expand, expand_words)
 DEFINE_CODES(EXPAND, expand_codes)
 DEFINE_ALL_SEVERAL(several_floats, several_codes)
+DEFINE_READ(read_any)
 DEFINE_WRITE(write_any)
 
 const Level neon_level = {
     .name = "neon",
+    .read = read_any,
     .quantise = quantise,
     .expand = ALL(expand),
     .several = ALL_SEVERAL,

@@ -49,6 +49,7 @@ INLINE void several_floats(const Tiles *tiles, const Input *x, float *out, int k
 DEFINE_FLOATS(EXPAND, generic_expand, generic_expand)
 DEFINE_CODES(EXPAND, generic_expand)
 DEFINE_ALL_SEVERAL(several_floats, several_codes)
+DEFINE_READ(read_any)
 DEFINE_WRITE(write_any)
 
 static float quantise(const float *x, int zero, CodeInput *out) {
@@ -57,6 +58,7 @@ static float quantise(const float *x, int zero, CodeInput *out) {
 
 const Level plain_level = {
     .name = "plain",
+    .read = read_any,
     .quantise = quantise,
     .expand = ALL(expand),
     .several = ALL_SEVERAL,
