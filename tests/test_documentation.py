@@ -73,7 +73,6 @@ def test_every_option_of_every_command_is_on_the_options_page_and_no_other() -> 
 def options(command: Command) -> Iterator[str]:
     for below in getattr(command, "commands", {}).values():
         yield from options(below)
-    if not hasattr(command, "commands"):
-        for parameter in command.params:
-            names = [*parameter.opts, *parameter.secondary_opts]
-            yield from (name for name in names if name.startswith("--"))
+    for parameter in command.params:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        yield from (name for name in names if name.startswith("--"))
