@@ -66,7 +66,8 @@ def test_lines_end_at_100_characters_unless_a_table_needs_more(page: Path) -> No
 def test_every_option_of_every_command_is_on_the_options_page_and_no_other() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(--[\w-]+)", page)) - {"--no-", "--help"}
-    taken = set(options(get_command(app))) - {"--help"}
+    completion = {"--install-completion", "--show-completion"}
+    taken = set(options(get_command(app))) - {"--help"} - completion
     assert {option for option in taken if not option.startswith("--no-")} <= documented <= taken
 
 
