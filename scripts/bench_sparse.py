@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from symprune.runtime.blob import BITS, FLOATS, encode_codes, encode_floats
+from symprune.runtime.blob import encode_codes, encode_floats
+from symprune.runtime.layout import BITS, FLOATS
 from symprune.runtime.multiply import force_level, level, levels, multiply
 
 SPARSITIES = (50, 60, 70)

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.runtime.blob import FLOATS, Layout, as_floats, check, describe, read_panels
+from symprune.runtime.blob import as_floats, check, read_panels
 from symprune.runtime.kernels import library as _library
 from symprune.runtime.kernels.library import DTYPES, force_level, level, levels
+from symprune.runtime.layout import FLOATS, Layout, describe
 from symprune.runtime.tiles import PANEL
 
 __all__ = ["expand_rows", "force_level", "gather_rows", "level", "levels", "multiply"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from symprune.runtime.blob import BITS, FLOATS, Codes, encode_codes, encode_floats
+from symprune.runtime.blob import Codes, encode_codes, encode_floats
+from symprune.runtime.layout import BITS, FLOATS
 
 FLOAT_KINDS = tuple(FLOATS)
 CODE_KINDS = tuple(kind for kind in BITS if kind not in FLOATS)

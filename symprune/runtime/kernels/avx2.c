@@ -177,8 +177,8 @@ INLINE void one_codes(const uint8_t *p, int64_t groups, const Input *x, float *o
     add_up(sums, out);
 }
 
-INLINE void expand_codes_panel(const uint8_t *p, int64_t groups, const Tiles *out, int kind,
-                               int masked) {
+INLINE const uint8_t *expand_codes(const uint8_t *p, int64_t groups, const Tiles *out, int kind,
+                                   int masked) {
     const __m256i zero = _mm256_set1_epi8((char)zero_of(kind));
     uint8_t *words = out->words;
     Tile tiles[2];
@@ -195,16 +195,18 @@ INLINE void expand_codes_panel(const uint8_t *p, int64_t groups, const Tiles *ou
                                    _mm256_add_epi8(levels[part], zero));
         }
     }
+    return p;
 }
 
-INLINE void several_codes(const Tiles *tiles, const Input *x, float *out, int kind) {
+INLINE void several_codes(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,
+                          Sums *sums, int kind) {
     const __m256i zero = _mm256_set1_epi8((char)zero_of(kind));
     for (int64_t token = 0; token < x->tokens; token++) {
         const uint8_t *words = tiles->words;
-        __m256 sums[PANEL];
-        UNROLL for (int row = 0; row < PANEL; row++) sums[row] = _mm256_setzero_ps();
-        for (int64_t group = 0; group < x->groups; group++) {
-            int64_t at = token * x->groups + group;
+        __m256 own[PANEL];
+        UNROLL for (int row = 0; row < PANEL; row++) own[row] = _mm256_load_ps(sums[token].of[row]);
+        for (int64_t group = 0; group < groups; group++) {
+            int64_t at = token * x->groups + first + group;
             __m256 scales = _mm256_mul_ps(_mm256_loadu_ps(tiles->scales + group * PANEL),
                                           _mm256_set1_ps(x->scales[at]));
             UNROLL for (int row = 0; row < PANEL; row++, words += GROUP) {
@@ -213,10 +215,10 @@ INLINE void several_codes(const Tiles *tiles, const Input *x, float *out, int ki
                     levels[part] = _mm256_sub_epi8(
                         _mm256_load_si256((const __m256i *)(words + 32 * part)), zero);
                 __m256 scale = _mm256_permutevar8x32_ps(scales, _mm256_set1_epi32(row));
-                sums[row] = _mm256_fmadd_ps(dot_codes(levels, x->codes + at), scale, sums[row]);
+                own[row] = _mm256_fmadd_ps(dot_codes(levels, x->codes + at), scale, own[row]);
             }
         }
-        add_up(sums, out + token * PANEL);
+        UNROLL for (int row = 0; row < PANEL; row++) _mm256_store_ps(sums[token].of[row], own[row]);
     }
 }
 
@@ -266,8 +268,8 @@ INLINE void one_floats(const uint8_t *p, int64_t groups, const Input *x, float *
 }
 
 /* 16-bit words. */
-INLINE void expand_words(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
-                         int masked) {
+INLINE const uint8_t *expand_words(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
+                                   int masked) {
     uint16_t *words = tiles->words;
     for (int64_t group = 0; group < groups; group++) {
         const uint8_t *masks = p;
@@ -283,16 +285,16 @@ INLINE void expand_words(const uint8_t *p, int64_t groups, const Tiles *tiles, i
             }
         }
     }
+    return p;
 }
 
-INLINE void several_floats(const Tiles *tiles, const Input *x, float *out, int kind) {
-    for (int64_t token = 0; token < x->tokens; token++) {
-        __m256 sums[PANEL];
-        for (int row = 0; row < PANEL; row++) sums[row] = _mm256_setzero_ps();
-        for (int64_t group = 0; group < x->groups; group++) {
+INLINE void several_floats(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,
+                           Sums *sums, int kind) {
+    for (int64_t token = 0; token < x->tokens; token++)
+        for (int64_t group = 0; group < groups; group++) {
+            const float *from = x->floats + (token * x->groups + first + group) * GROUP;
             __m256 inputs[8];
-            UNROLL for (int j = 0; j < 8; j++)
-                inputs[j] = _mm256_load_ps(x->floats + (token * x->groups + group) * GROUP + 8 * j);
+            UNROLL for (int j = 0; j < 8; j++) inputs[j] = _mm256_load_ps(from + 8 * j);
             for (int row = 0; row < PANEL; row++) {
                 __m256 two[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
                 UNROLL for (int j = 0; j < 8; j++) {
@@ -300,11 +302,17 @@ INLINE void several_floats(const Tiles *tiles, const Input *x, float *out, int k
                     two[j % 2] = _mm256_fmadd_ps(load_floats(tiles->words, index, kind), inputs[j],
                                                  two[j % 2]);
                 }
-                sums[row] = _mm256_add_ps(sums[row], _mm256_add_ps(two[0], two[1]));
+                float *own = sums[token].of[row];
+                _mm256_store_ps(own, _mm256_add_ps(_mm256_load_ps(own),
+                                                   _mm256_add_ps(two[0], two[1])));
             }
         }
-        add_up(sums, out + token * PANEL);
-    }
+}
+
+static void add_up_sums(const Sums *sums, float *out) {
+    __m256 own[PANEL];
+    UNROLL for (int row = 0; row < PANEL; row++) own[row] = _mm256_load_ps(sums->of[row]);
+    add_up(own, out);
 }
 
 static float quantise(const float *x, int zero, CodeInput *out) {
@@ -342,7 +350,7 @@ static float quantise(const float *x, int zero, CodeInput *out) {
 DEFINE_BOTH(ONE, BFLOAT16, one_floats)
 DEFINE_CODES(ONE, one_codes)
 DEFINE_FLOATS(EXPAND, generic_expand, expand_words)
-DEFINE_CODES(EXPAND, expand_codes_panel)
+DEFINE_CODES(EXPAND, expand_codes)
 DEFINE_ALL_SEVERAL(several_floats, several_codes)
 DEFINE_READ(read_any)
 DEFINE_WRITE(write_any)
@@ -355,6 +363,7 @@ const Level avx2_level = {
             BOTH(one, INT3), BOTH(one, INT2)},
     .expand = ALL(expand),
     .several = ALL_SEVERAL,
+    .add_up = add_up_sums,
     .write = write_any,
 };
 

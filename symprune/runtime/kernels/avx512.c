@@ -7,7 +7,103 @@
 
 #if defined(__x86_64__)
 
-#include "avx512.h"
+#if defined(__clang__)
+#pragma clang attribute push(                                                             \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,"    \
+                          "avx512vnni,avx2,fma,f16c,bmi,bmi2,popcnt"))),                  \
+    apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vnni," \
+                   "avx2,fma,f16c,bmi,bmi2,popcnt")
+#endif
+
+#include <immintrin.h>
+
+#include "generic.h"
+
+/* Arrays of registers stay in registers only if every loop over them is unrolled. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 64")
+#endif
+
+typedef struct __attribute__((packed, may_alias)) {
+    uint64_t bits;
+} Mask64;
+typedef struct __attribute__((packed, may_alias)) {
+    uint32_t bits;
+} Mask32;
+
+/* How many bits are set at an address. Left to themselves compilers count what they have loaded
+ * into a mask register already, and moving it out of there again takes longer than the rest. */
+INLINE uint64_t count64(const uint8_t *p) {
+    uint64_t count;
+    __asm__("popcntq %1, %0" : "=r"(count) : "m"(*(const Mask64 *)p) : "cc");
+    return count;
+}
+
+INLINE uint64_t count32(const uint8_t *p) {
+    uint32_t count;
+    __asm__("popcntl %1, %0" : "=r"(count) : "m"(*(const Mask32 *)p) : "cc");
+    return count;
+}
+
+/* A load that stays a load: expanding straight from memory is many times slower on Zen CPUs. */
+INLINE __m512i load_first(const uint8_t *p) {
+    __m512i values = _mm512_loadu_si512(p);
+    __asm__("" : "+v"(values));
+    return values;
+}
+
+/* What is read some tiles later: the stream is longer than the CPU looks ahead by itself. */
+INLINE void prefetch(const uint8_t *p, int kind, int masked) {
+    int bytes = PANEL * GROUP * bits_of(kind) / 8;
+    bytes = masked ? 64 + bytes / 2 : bytes;
+    UNROLL for (int at = 0; at < bytes; at += 64)
+        _mm_prefetch((const char *)p + 8192 + at, _MM_HINT_T0);
+}
+
+/* How many tokens are multiplied at once, as many as there are registers for. */
+#define TOKENS 2
+
+/* Eight registers of 16 partial sums -> 8 sums, always added in the same order. */
+INLINE void add_up(const __m512 *sums, float *out) {
+    __m256 half[PANEL];
+    UNROLL for (int row = 0; row < PANEL; row++)
+        half[row] = _mm256_add_ps(_mm512_castps512_ps256(sums[row]),
+                                  _mm512_extractf32x8_ps(sums[row], 1));
+    __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(half[4], half[5]), _mm256_hadd_ps(half[6], half[7]));
+    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                                        _mm256_permute2f128_ps(low, high, 0x31)));
+}
+
+/* Expanding in place: given another register, the instruction waits until that one is ready, even
+ * to overwrite it. */
+#define EXPAND_IN_PLACE(instruction, values, mask) \
+    __asm__(instruction " %0, %0%{%1%}%{z%}" : "+v"(values) : "Yk"(mask))
+
+/* One row of a tile as words in 2 (16 bits) or 4 registers (32 bits); moves `run` behind it. */
+INLINE void expand_floats(const uint8_t **run, const uint8_t *mask, int kind, int masked,
+                          __m512i *words) {
+    const uint8_t *p = *run;
+    UNROLL for (int part = 0; part < bits_of(kind) / 8; part++) {
+        words[part] = load_first(p);
+        if (!masked) {
+            p += 64;
+        } else if (kind == FLOAT32) {
+            uint16_t here = load16(mask + 2 * part);
+            EXPAND_IN_PLACE("vpexpandd", words[part], (__mmask16)here);
+            p += 4 * (uint64_t)_mm_popcnt_u32(here);
+        } else {
+            __mmask32 here = ((const Mask32 *)(mask + 4 * part))->bits;
+            EXPAND_IN_PLACE("vpexpandw", words[part], here);
+            p += 2 * count32(mask + 4 * part);
+        }
+    }
+    *run = masked ? *run + count64(mask) * (uint64_t)(bits_of(kind) / 8) : p;
+}
 
 /* 64 codes from packed bits: each 8 of them are in one lane of 8 bytes, a multishift takes them
  * apart one bit too low, which doubles them. */
@@ -57,9 +153,8 @@ INLINE void store_scales(Scales *scales, __m256 values) {
     __asm__("" : "+m"(*scales)); /* or the compiler shuffles them about after all */
 }
 
-/* Scale number `row` in every place. By way of memory where the shuffles have enough to do. */
-INLINE __m512 spread_scale(const Scales *scales, __m256 values, int row, int masked) {
-    if (masked) return _mm512_set1_ps(scales->each[row]);
+/* Scale number `row` in every place. */
+INLINE __m512 spread_scale(__m256 values, int row) {
     return _mm512_permutexvar_ps(_mm512_set1_epi32(row), _mm512_castps256_ps512(values));
 }
 
@@ -80,14 +175,16 @@ INLINE void one_codes(const uint8_t *p, int64_t groups, const Input *x, float *o
         UNROLL for (int row = 0; row < PANEL; row++) {
             __m512i u = expand_codes(&p, masks + 8 * row, kind, masked);
             __m512 dots = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, u, inputs));
-            sums[row] = _mm512_fmadd_ps(dots, spread_scale(&scales, both, row, masked), sums[row]);
+            /* By way of memory where the shuffles have enough to do. */
+            __m512 scale = masked ? _mm512_set1_ps(scales.each[row]) : spread_scale(both, row);
+            sums[row] = _mm512_fmadd_ps(dots, scale, sums[row]);
         }
     }
     add_up(sums, out);
 }
 
-INLINE void expand_codes_panel(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
-                               int masked) {
+INLINE const uint8_t *expand_codes_tiles(const uint8_t *p, int64_t groups, const Tiles *tiles,
+                                         int kind, int masked) {
     uint8_t *words = tiles->words;
     for (int64_t group = 0; group < groups; group++) {
         const uint8_t *masks = p;
@@ -97,37 +194,44 @@ INLINE void expand_codes_panel(const uint8_t *p, int64_t groups, const Tiles *ti
         UNROLL for (int row = 0; row < PANEL; row++, words += GROUP)
             _mm512_store_si512(words, expand_codes(&p, masks + 8 * row, kind, masked));
     }
+    return p;
 }
 
-/* `count` tokens (a constant) from token `first` on. */
-INLINE void several_codes(const Tiles *tiles, const Input *x, int64_t first, int count,
-                          float *out) {
-    __m512 sums[TOKENS][PANEL];
-    UNROLL for (int token = 0; token < count; token++)
-        UNROLL for (int row = 0; row < PANEL; row++) sums[token][row] = _mm512_setzero_ps();
+INLINE void load_sums(const Sums *sums, __m512 *own) {
+    UNROLL for (int row = 0; row < PANEL; row++) own[row] = _mm512_load_ps(sums->of[row]);
+}
+
+INLINE void store_sums(Sums *sums, const __m512 *own) {
+    UNROLL for (int row = 0; row < PANEL; row++) _mm512_store_ps(sums->of[row], own[row]);
+}
+
+/* `count` tokens (a constant) from one on, whose inputs begin `at`. */
+INLINE void some_codes(const Tiles *tiles, int64_t groups, const Input *x, int64_t at, Sums *sums,
+                       int count) {
+    __m512 own[TOKENS][PANEL];
+    UNROLL for (int token = 0; token < count; token++) load_sums(sums + token, own[token]);
     const uint8_t *words = tiles->words;
-    for (int64_t group = 0; group < x->groups; group++) {
+    for (int64_t group = 0; group < groups; group++, at++) {
         __m512i inputs[TOKENS], start[TOKENS];
-        float scales[TOKENS][PANEL];
-        __m256 own = _mm256_loadu_ps(tiles->scales + group * PANEL);
+        __m256 scales[TOKENS];
+        __m256 of_rows = _mm256_loadu_ps(tiles->scales + group * PANEL);
         UNROLL for (int token = 0; token < count; token++) {
-            int64_t at = (first + token) * x->groups + group;
-            inputs[token] = _mm512_load_si512(x->codes[at].x);
-            start[token] = _mm512_load_si512(x->codes[at].start);
-            _mm256_storeu_ps(scales[token], _mm256_mul_ps(own, _mm256_set1_ps(x->scales[at])));
+            int64_t here = at + token * x->groups;
+            inputs[token] = _mm512_load_si512(x->codes[here].x);
+            start[token] = _mm512_load_si512(x->codes[here].start);
+            scales[token] = _mm256_mul_ps(of_rows, _mm256_set1_ps(x->scales[here]));
         }
         UNROLL for (int row = 0; row < PANEL; row++, words += GROUP) {
             __m512i u = _mm512_load_si512(words);
             UNROLL for (int token = 0; token < count; token++) {
                 __m512 dots =
                     _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start[token], u, inputs[token]));
-                sums[token][row] = _mm512_fmadd_ps(dots, _mm512_set1_ps(scales[token][row]),
-                                                   sums[token][row]);
+                own[token][row] =
+                    _mm512_fmadd_ps(dots, spread_scale(scales[token], row), own[token][row]);
             }
         }
     }
-    UNROLL for (int token = 0; token < count; token++)
-        add_up(sums[token], out + (first + token) * PANEL);
+    UNROLL for (int token = 0; token < count; token++) store_sums(sums + token, own[token]);
 }
 
 /* Floats. 16-bit kinds: inputs of each 32 columns are the 16 even ones, then the 16 odd ones, for
@@ -173,8 +277,8 @@ INLINE void one_floats(const uint8_t *p, int64_t groups, const Input *x, float *
     add_up(sums, out);
 }
 
-INLINE void expand_floats_panel(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
-                                int masked) {
+INLINE const uint8_t *expand_floats_tiles(const uint8_t *p, int64_t groups, const Tiles *tiles,
+                                          int kind, int masked) {
     uint8_t *to = tiles->words;
     for (int64_t group = 0; group < groups; group++) {
         const uint8_t *masks = p;
@@ -187,15 +291,15 @@ INLINE void expand_floats_panel(const uint8_t *p, int64_t groups, const Tiles *t
                 _mm512_store_si512(to, words[part]);
         }
     }
+    return p;
 }
 
-INLINE void several_floats(const Tiles *tiles, const Input *x, int64_t first, int count,
-                           float *out, int kind) {
-    __m512 sums[TOKENS][PANEL];
-    UNROLL for (int token = 0; token < count; token++)
-        UNROLL for (int row = 0; row < PANEL; row++) sums[token][row] = _mm512_setzero_ps();
+INLINE void some_floats(const Tiles *tiles, int64_t groups, const Input *x, int64_t at, Sums *sums,
+                        int count, int kind) {
+    __m512 own[TOKENS][PANEL];
+    UNROLL for (int token = 0; token < count; token++) load_sums(sums + token, own[token]);
     const uint8_t *from = tiles->words;
-    for (int64_t group = 0; group < x->groups; group++)
+    for (int64_t group = 0; group < groups; group++, at++)
         UNROLL for (int row = 0; row < PANEL; row++) {
             __m512i words[4];
             __m512 values[4];
@@ -203,14 +307,13 @@ INLINE void several_floats(const Tiles *tiles, const Input *x, int64_t first, in
                 words[part] = _mm512_load_si512(from);
             widen(words, kind, values);
             UNROLL for (int token = 0; token < count; token++) {
-                const float *inputs = x->floats + ((first + token) * x->groups + group) * GROUP;
+                const float *inputs = x->floats + (at + token * x->groups) * GROUP;
                 UNROLL for (int part = 0; part < 4; part++)
-                    sums[token][row] = _mm512_fmadd_ps(
-                        values[part], _mm512_load_ps(inputs + 16 * part), sums[token][row]);
+                    own[token][row] = _mm512_fmadd_ps(
+                        values[part], _mm512_load_ps(inputs + 16 * part), own[token][row]);
             }
         }
-    UNROLL for (int token = 0; token < count; token++)
-        add_up(sums[token], out + (first + token) * PANEL);
+    UNROLL for (int token = 0; token < count; token++) store_sums(sums + token, own[token]);
 }
 
 static void order(const float *x, int kind, float *out) {
@@ -251,19 +354,29 @@ static float quantise(const float *x, int zero, CodeInput *out) {
 DEFINE_READ(read_any)
 DEFINE_WRITE(write_any)
 
-INLINE void all_codes(const Tiles *tiles, const Input *x, float *out, int kind) {
-    int64_t first = 0;
-    for (; first + TOKENS <= x->tokens; first += TOKENS)
-        several_codes(tiles, x, first, TOKENS, out);
-    for (; first < x->tokens; first++) several_codes(tiles, x, first, 1, out);
-    (void)kind; /* bytes u are bytes u */
+INLINE void several_codes(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,
+                          Sums *sums, int kind) {
+    int64_t token = 0;
+    for (; token + TOKENS <= x->tokens; token += TOKENS)
+        some_codes(tiles, groups, x, token * x->groups + first, sums + token, TOKENS);
+    for (; token < x->tokens; token++)
+        some_codes(tiles, groups, x, token * x->groups + first, sums + token, 1);
+    (void)kind; /* all are bytes u by now */
 }
 
-INLINE void all_floats(const Tiles *tiles, const Input *x, float *out, int kind) {
-    int64_t first = 0;
-    for (; first + TOKENS <= x->tokens; first += TOKENS)
-        several_floats(tiles, x, first, TOKENS, out, kind);
-    for (; first < x->tokens; first++) several_floats(tiles, x, first, 1, out, kind);
+INLINE void several_floats(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,
+                           Sums *sums, int kind) {
+    int64_t token = 0;
+    for (; token + TOKENS <= x->tokens; token += TOKENS)
+        some_floats(tiles, groups, x, token * x->groups + first, sums + token, TOKENS, kind);
+    for (; token < x->tokens; token++)
+        some_floats(tiles, groups, x, token * x->groups + first, sums + token, 1, kind);
+}
+
+static void add_up_sums(const Sums *sums, float *out) {
+    __m512 own[PANEL];
+    load_sums(sums, own);
+    add_up(own, out);
 }
 
 #define DEFINE_ONE(kind, masked, how)                                                   \
@@ -274,13 +387,9 @@ INLINE void all_floats(const Tiles *tiles, const Input *x, float *out, int kind)
 
 DEFINE_FLOATS(ONE, one_floats, one_floats)
 DEFINE_CODES(ONE, one_codes)
-DEFINE_FLOATS(EXPAND, expand_floats_panel, expand_floats_panel)
-DEFINE_CODES(EXPAND, expand_codes_panel)
-DEFINE_ALL_SEVERAL(all_floats, all_codes)
-
-/* In avx512_bfloat16.c. */
-One one_bfloat16_0, one_bfloat16_1;
-Several several_bfloat16;
+DEFINE_FLOATS(EXPAND, expand_floats_tiles, expand_floats_tiles)
+DEFINE_CODES(EXPAND, expand_codes_tiles)
+DEFINE_ALL_SEVERAL(several_floats, several_codes)
 
 const Level avx512_level = {
     .name = "avx512",
@@ -290,9 +399,8 @@ const Level avx512_level = {
     .one = ALL(one),
     .expand = ALL(expand),
     .several = ALL_SEVERAL,
+    .add_up = add_up_sums,
     .write = write_any,
-    .one_bfloat16 = {one_bfloat16_0, one_bfloat16_1},
-    .several_bfloat16 = several_bfloat16,
 };
 
 #if defined(__clang__)

@@ -29,8 +29,8 @@ INLINE void write_word(void *words, int64_t index, int kind, uint32_t word) {
         ((uint32_t *)words)[index] = word;
 }
 
-INLINE void generic_expand(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
-                           int masked) {
+INLINE const uint8_t *generic_expand(const uint8_t *p, int64_t groups, const Tiles *tiles,
+                                     int kind, int masked) {
     int64_t at = 0;
     for (int64_t group = 0; group < groups; group++) {
         const uint8_t *masks = p;
@@ -55,6 +55,7 @@ INLINE void generic_expand(const uint8_t *p, int64_t groups, const Tiles *tiles,
             p += run_bytes(kind, count);
         }
     }
+    return p;
 }
 
 INLINE float generic_quantise(const float *x, int zero, CodeInput *out) {
@@ -75,13 +76,15 @@ INLINE float generic_quantise(const float *x, int zero, CodeInput *out) {
     return finite ? most / 127.0f : as_float(0x7fc00000);
 }
 
-#define DEFINE_EXPAND(kind, masked, how)                                                        \
-    static void expand_##kind##_##masked(const uint8_t *p, int64_t groups, const Tiles *tiles) { \
-        how(p, groups, tiles, kind, masked);                                                    \
+#define DEFINE_EXPAND(kind, masked, how)                                             \
+    static const uint8_t *expand_##kind##_##masked(const uint8_t *p, int64_t groups, \
+                                                   const Tiles *tiles) {             \
+        return how(p, groups, tiles, kind, masked);                                  \
     }
-#define DEFINE_SEVERAL(kind, how)                                                \
-    static void several_##kind(const Tiles *tiles, const Input *x, float *out) { \
-        how(tiles, x, out, kind);                                                \
+#define DEFINE_SEVERAL(kind, how)                                                        \
+    static void several_##kind(const Tiles *tiles, int64_t first, int64_t groups,        \
+                               const Input *x, Sums *sums) {                             \
+        how(tiles, first, groups, x, sums, kind);                                        \
     }
 
 /* DEFINE_<what> for every kind, with and without masks. */

@@ -32,7 +32,6 @@ typedef struct {
     const float *floats;     /* [token, group, 64], for kinds of floats */
     const CodeInput *codes;  /* [token, group], for kinds of codes */
     const float *scales;     /* [token, group], of the codes */
-    const uint16_t *halves;  /* [token, group, 64], bfloat16 for matrices of bfloat16 */
 } Input;
 
 /* A panel expanded: every weight has its place. */
@@ -41,9 +40,14 @@ typedef struct {
     float *scales; /* [group, row] */
 } Tiles;
 
+/* The partial sums of a token, however many of each row's 16 a level uses. */
+typedef struct {
+    _Alignas(64) float of[PANEL][16];
+} Sums;
+
 typedef void One(const uint8_t *panel, int64_t groups, const Input *x, float *out);
-typedef void Expand(const uint8_t *panel, int64_t groups, const Tiles *tiles);
-typedef void Several(const Tiles *tiles, const Input *x, float *out);
+typedef const uint8_t *Expand(const uint8_t *panel, int64_t groups, const Tiles *tiles);
+typedef void Several(const Tiles *tiles, int64_t first, int64_t groups, const Input *x, Sums *sums);
 
 typedef struct {
     const char *name;
@@ -55,15 +59,15 @@ typedef struct {
     float (*quantise)(const float *x, int zero, CodeInput *out);
     /* out[row] for one token, straight from the packed panel. */
     One *one[KINDS][2];
-    /* A packed panel -> expanded. */
+    /* Some tiles of a packed panel -> expanded; returns where the next one begins. */
     Expand *expand[KINDS][2];
-    /* out[token * 8 + row] for all tokens, from an expanded panel. */
+    /* For all tokens, add the products with `groups` expanded tiles to sums[token]; the first of
+     * them is for the inputs' group `first`. */
     Several *several[KINDS];
+    /* out[row] from the partial sums of a token. */
+    void (*add_up)(const Sums *sums, float *out);
     /* Row `row` of an expanded panel in a dtype. */
     void (*write)(const Tiles *tiles, int kind, int row, int64_t columns, int dtype, void *out);
-    /* `one` and `several` where the CPU multiplies bfloat16 and both sides are. May be null. */
-    One *one_bfloat16[2];
-    Several *several_bfloat16;
 } Level;
 
 extern const Level plain_level;

@@ -18,6 +18,7 @@ static const Level *const all_levels[LEVELS] = {
 static const Level *level = &plain_level;
 
 #define SMALL 65536 /* bytes of weights that are not worth another thread */
+#define AT_ONCE 16  /* tiles that stay in the nearest cache while every token uses them */
 
 int packed_interface(void) { return PACKED_INTERFACE; }
 
@@ -72,7 +73,6 @@ static void *allocate(size_t bytes) {
 
 typedef struct {
     const Level *level;
-    int in_bfloat16; /* matrix, inputs and instructions */
     Matrix matrix;
     Input input;
     int64_t tokens, first, count;
@@ -95,12 +95,6 @@ static void prepare(void *data, int64_t first, int64_t last) {
             int64_t left = matrix->columns - from;
             int count = left < GROUP ? (int)left : GROUP;
             int64_t source = token * matrix->columns + from;
-            if (task->in_bfloat16) {
-                uint16_t *halves = (uint16_t *)task->input.halves + at * GROUP;
-                memset(halves + count, 0, 2 * (size_t)(GROUP - count));
-                memcpy(halves, (const uint16_t *)task->from + source, 2 * (size_t)count);
-                continue;
-            }
             with->read(task->from, source, count, task->dtype, x);
             memset(x + count, 0, 4 * (size_t)(GROUP - count));
             if (is_codes(matrix->kind))
@@ -113,54 +107,63 @@ static void prepare(void *data, int64_t first, int64_t last) {
         }
 }
 
-static void write_out(const Task *task, int64_t panel, const float *sums) {
+/* The 8 sums of a panel for one token. */
+static void write_out(const Task *task, int64_t panel, int64_t token, const float *sums) {
     const Matrix *matrix = &task->matrix;
     int64_t first = panel * PANEL, left = matrix->rows - first;
     int count = left < PANEL ? (int)left : PANEL;
-    for (int64_t token = 0; token < task->tokens; token++)
-        for (int row = 0; row < count; row++) {
-            float sum = sums[token * PANEL + row];
-            if (task->bias) sum += read_float(task->bias, first + row, task->dtype);
-            write_float(task->out, token * matrix->rows + first + row, task->dtype, sum);
-        }
+    for (int row = 0; row < count; row++) {
+        float sum = sums[row];
+        if (task->bias) sum += read_float(task->bias, first + row, task->dtype);
+        write_float(task->out, token * matrix->rows + first + row, task->dtype, sum);
+    }
 }
 
-/* Room for one expanded panel, and behind it for some sums. */
-static int make_tiles(const Matrix *matrix, int64_t sums, Tiles *tiles, float **behind) {
-    size_t weights = (size_t)matrix->groups * PANEL * GROUP;
+/* Room for `groups` expanded tiles, and behind it for the sums of some tokens. */
+static int make_tiles(const Matrix *matrix, int64_t groups, int64_t tokens, Tiles *tiles,
+                      Sums **sums) {
+    size_t weights = (size_t)groups * PANEL * GROUP;
     size_t words = weights * (size_t)word_size(matrix->kind), scales = weights / GROUP * 4;
-    char *memory = allocate(words + scales + 4 * (size_t)sums);
+    scales = (scales + 63) / 64 * 64;
+    char *memory = allocate(words + scales + (size_t)tokens * sizeof(Sums));
     tiles->words = memory;
     tiles->scales = (float *)(memory + words);
-    *behind = (float *)(memory + words + scales);
+    *sums = (Sums *)(memory + words + scales);
     return memory != NULL;
 }
 
 static void multiply_panels(void *data, int64_t first, int64_t last) {
     Task *task = data;
     const Matrix *matrix = &task->matrix;
-    int kind = matrix->kind, masked = matrix->masked;
     const Level *with = task->level;
-    One *one = task->in_bfloat16 ? with->one_bfloat16[masked] : with->one[kind][masked];
-    Several *several = task->in_bfloat16 ? with->several_bfloat16 : with->several[kind];
+    int kind = matrix->kind, masked = matrix->masked;
+    float out[PANEL];
+    One *one = with->one[kind][masked];
     if (task->tokens == 1 && one) {
-        float sums[PANEL];
         for (int64_t panel = first; panel < last; panel++) {
-            one(panel_of(matrix, panel), matrix->groups, &task->input, sums);
-            write_out(task, panel, sums);
+            one(panel_of(matrix, panel), matrix->groups, &task->input, out);
+            write_out(task, panel, 0, out);
         }
         return;
     }
     Tiles tiles;
-    float *sums;
-    if (!make_tiles(matrix, task->tokens * PANEL, &tiles, &sums)) {
+    Sums *sums;
+    if (!make_tiles(matrix, AT_ONCE, task->tokens, &tiles, &sums)) {
         task->failed = 1;
         return;
     }
     for (int64_t panel = first; panel < last; panel++) {
-        with->expand[kind][masked](panel_of(matrix, panel), matrix->groups, &tiles);
-        several(&tiles, &task->input, sums);
-        write_out(task, panel, sums);
+        const uint8_t *p = panel_of(matrix, panel);
+        memset(sums, 0, (size_t)task->tokens * sizeof(Sums));
+        for (int64_t group = 0; group < matrix->groups; group += AT_ONCE) {
+            int64_t left = matrix->groups - group, count = left < AT_ONCE ? left : AT_ONCE;
+            p = with->expand[kind][masked](p, count, &tiles);
+            with->several[kind](&tiles, group, count, &task->input, sums);
+        }
+        for (int64_t token = 0; token < task->tokens; token++) {
+            with->add_up(sums + token, out);
+            write_out(task, panel, token, out);
+        }
     }
     free(tiles.words);
 }
@@ -187,9 +190,7 @@ int packed_multiply(const uint8_t *blob, int64_t piece, const void *x, int64_t t
     char *memory = allocate((size_t)inputs * (each + 4));
     if (!memory) return -1;
     task.input = (Input){tokens, matrix->groups, (float *)memory, (CodeInput *)memory,
-                         (float *)(memory + (size_t)inputs * each), (uint16_t *)memory};
-    task.in_bfloat16 = matrix->kind == BFLOAT16 && dtype == AS_BFLOAT16 &&
-                       level->several_bfloat16 && packed_has_bfloat16();
+                         (float *)(memory + (size_t)inputs * each)};
     int64_t step = step_of(matrix->panels, &threads, packed_bytes(matrix) * tokens);
     share_out(prepare, &task, tokens, 1, tokens < 8 ? 1 : threads);
     share_out(multiply_panels, &task, matrix->panels, step, threads);
@@ -201,8 +202,8 @@ static void expand_panels(void *data, int64_t first, int64_t last) {
     Task *task = data;
     const Matrix *matrix = &task->matrix;
     Tiles tiles;
-    float *behind;
-    if (!make_tiles(matrix, 0, &tiles, &behind)) {
+    Sums *none;
+    if (!make_tiles(matrix, matrix->groups, 0, &tiles, &none)) {
         task->failed = 1;
         return;
     }

@@ -25,8 +25,8 @@ INLINE void unpack_codes(const uint8_t *p, int kind, uint8_t *out) {
     }
 }
 
-INLINE void expand_codes(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
-                         int masked) {
+INLINE const uint8_t *expand_codes(const uint8_t *p, int64_t groups, const Tiles *tiles,
+                                   int kind, int masked) {
     uint8_t *words = tiles->words;
     for (int64_t group = 0; group < groups; group++) {
         const uint8_t *masks = p;
@@ -57,11 +57,12 @@ INLINE void expand_codes(const uint8_t *p, int64_t groups, const Tiles *tiles, i
             p += run_bytes(kind, __builtin_popcountll(mask));
         }
     }
+    return p;
 }
 
 /* 16-bit words. */
-INLINE void expand_words(const uint8_t *p, int64_t groups, const Tiles *tiles, int kind,
-                         int masked) {
+INLINE const uint8_t *expand_words(const uint8_t *p, int64_t groups, const Tiles *tiles,
+                                   int kind, int masked) {
     uint8_t *words = tiles->words;
     for (int64_t group = 0; group < groups; group++) {
         const uint8_t *masks = p;
@@ -75,6 +76,7 @@ INLINE void expand_words(const uint8_t *p, int64_t groups, const Tiles *tiles, i
             }
         }
     }
+    return p;
 }
 
 /* 16 products of levels and inputs, summed to 4 lanes, exactly. */
@@ -88,14 +90,15 @@ INLINE int32x4_t add_products(int32x4_t sums, int8x16_t levels, int8x16_t x) {
 #endif
 }
 
-INLINE void several_codes(const Tiles *tiles, const Input *x, float *out, int kind) {
+INLINE void several_codes(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,
+                          Sums *sums, int kind) {
     const uint8x16_t zero = vdupq_n_u8((uint8_t)zero_of(kind));
     for (int64_t token = 0; token < x->tokens; token++) {
-        float32x4_t sums[PANEL];
-        for (int row = 0; row < PANEL; row++) sums[row] = vdupq_n_f32(0);
+        float32x4_t own[PANEL];
+        for (int row = 0; row < PANEL; row++) own[row] = vld1q_f32(sums[token].of[row]);
         const uint8_t *words = tiles->words;
-        for (int64_t group = 0; group < x->groups; group++) {
-            int64_t at = token * x->groups + group;
+        for (int64_t group = 0; group < groups; group++) {
+            int64_t at = token * x->groups + first + group;
             int8x16_t inputs[4];
             for (int part = 0; part < 4; part++)
                 inputs[part] = vld1q_s8(x->codes[at].x + 16 * part);
@@ -106,10 +109,10 @@ INLINE void several_codes(const Tiles *tiles, const Input *x, float *out, int ki
                     dot = add_products(dot, vreinterpretq_s8_u8(levels), inputs[part]);
                 }
                 float scale = tiles->scales[group * PANEL + row] * x->scales[at];
-                sums[row] = vfmaq_n_f32(sums[row], vcvtq_f32_s32(dot), scale);
+                own[row] = vfmaq_n_f32(own[row], vcvtq_f32_s32(dot), scale);
             }
         }
-        for (int row = 0; row < PANEL; row++) out[token * PANEL + row] = vaddvq_f32(sums[row]);
+        for (int row = 0; row < PANEL; row++) vst1q_f32(sums[token].of[row], own[row]);
     }
 }
 
@@ -120,23 +123,25 @@ INLINE float32x4_t load_floats(const void *words, int64_t index, int kind) {
     return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
 }
 
-INLINE void several_floats(const Tiles *tiles, const Input *x, float *out, int kind) {
-    for (int64_t token = 0; token < x->tokens; token++) {
-        float32x4_t sums[PANEL][2];
-        for (int row = 0; row < PANEL; row++) sums[row][0] = sums[row][1] = vdupq_n_f32(0);
-        for (int64_t group = 0; group < x->groups; group++) {
-            const float *inputs = x->floats + (token * x->groups + group) * GROUP;
-            for (int row = 0; row < PANEL; row++)
-                for (int j = 0; j < GROUP / 4; j++) {
-                    int64_t index = (group * PANEL + row) * GROUP + 4 * j;
-                    sums[row][j % 2] =
-                        vfmaq_f32(sums[row][j % 2], load_floats(tiles->words, index, kind),
-                                  vld1q_f32(inputs + 4 * j));
-                }
+INLINE void several_floats(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,
+                           Sums *sums, int kind) {
+    for (int64_t token = 0; token < x->tokens; token++)
+        for (int64_t tile = 0; tile < groups * PANEL; tile++) {
+            const float *inputs = x->floats + (token * x->groups + first + tile / PANEL) * GROUP;
+            float *own = sums[token].of[tile % PANEL];
+            float32x4_t two[2] = {vld1q_f32(own), vld1q_f32(own + 4)};
+            for (int j = 0; j < GROUP / 4; j++)
+                two[j % 2] = vfmaq_f32(two[j % 2],
+                                       load_floats(tiles->words, tile * GROUP + 4 * j, kind),
+                                       vld1q_f32(inputs + 4 * j));
+            vst1q_f32(own, two[0]);
+            vst1q_f32(own + 4, two[1]);
         }
-        for (int row = 0; row < PANEL; row++)
-            out[token * PANEL + row] = vaddvq_f32(vaddq_f32(sums[row][0], sums[row][1]));
-    }
+}
+
+static void add_up(const Sums *sums, float *out) {
+    for (int row = 0; row < PANEL; row++)
+        out[row] = vaddvq_f32(vaddq_f32(vld1q_f32(sums->of[row]), vld1q_f32(sums->of[row] + 4)));
 }
 
 static float quantise(const float *x, int zero, CodeInput *out) {
@@ -155,6 +160,7 @@ const Level neon_level = {
     .quantise = quantise,
     .expand = ALL(expand),
     .several = ALL_SEVERAL,
+    .add_up = add_up,
     .write = write_any,
 };
 

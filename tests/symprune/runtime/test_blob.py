@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.runtime import blob as packed
-from symprune.runtime.blob import FLOATS
+from symprune.runtime.layout import FLOATS
 from symprune.runtime.multiply import force_level, levels
 
 SPARSITIES = [None, 0.0, 0.5, 0.9, 1.0]

@@ -14,8 +14,8 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.runtime import blob as packed
 from symprune.runtime import multiply as runtime
-from symprune.runtime.blob import FLOATS
 from symprune.runtime.kernels import library
+from symprune.runtime.layout import FLOATS
 
 KINDS = [*FLOAT_KINDS, *CODE_KINDS]
 TOKENS = [1, 2, 3, 7, 8, 9, 33]
