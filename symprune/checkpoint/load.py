@@ -55,7 +55,9 @@ def load(
     if is_packed_config(config):
         if isinstance(source, PackedShards):
             source.check()
-        return load_model(origin, dtype, dequantize).to(pick_device(device))
+        model = load_model(origin, dtype, dequantize).to(pick_device(device))
+        model.tie_weights()  # some devices take what is one as two
+        return model
     streamed = StreamedModel(source, config, dtype, pick_device(device), trust_remote_code)
     return streamed.load_all()
 
