@@ -157,14 +157,15 @@ def decode_codes(blob: Tensor) -> list[Codes]:
     size = (max(layout.pieces, 1), layout.rows)
     codes = torch.empty(*size, layout.columns, dtype=torch.uint8)
     scales = torch.empty(*size, layout.groups, dtype=torch.bfloat16)
+    keep = torch.empty(*size, layout.columns, dtype=torch.bool) if layout.masked else None
     for piece, here, rows in _walk(blob, layout):
         assert rows.scales is not None
         codes[piece, here] = torch.from_numpy(rows.words)
-        assert rows.scales is not None
         scales[piece, here] = _from_bits(rows.scales, torch.bfloat16)
-    keep = keep_mask(blob).view(-1, *layout.shape[-2:]) if layout.masked else [None] * len(codes)
-    turned = [k.T if k is not None and layout.transposed else k for k in keep]
-    return list(zip(codes, scales, turned, strict=True))
+        if keep is not None:
+            keep[piece, here] = torch.from_numpy(rows.keep)
+    kept = [None] * len(codes) if keep is None else list(keep)
+    return list(zip(codes, scales, kept, strict=True))
 
 
 def keep_mask(blob: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ __all__ = ["expand_rows", "force_level", "gather_rows", "level", "levels", "mult
 ROWS_AT_ONCE = 512
 TOKENS_AT_ONCE = 64  # inputs that stay in a core's cache
 # From how many tokens on torch multiplies faster, the expanding included.
-LONG_FOR_CODES, LONG_FOR_FLOATS = 64, 24
+LONG_FOR_CODES, LONG_FOR_FLOATS = 96, 24
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -288,3 +290,20 @@ def test_without_the_library_everything_works_and_says_so_once(
     finally:
         library.library.cache_clear()
         library.multiplies_bfloat16_fast.cache_clear()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+def test_torchs_own_threads_do_the_work() -> None:
+    if library.library() is None or library._gomp_parallel() is None:
+        pytest.skip("torch has no OpenMP of the GNU kind here")
+    blob, _ = random_matrix(700, 300, "float32", None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        _ = torch.ones(2**20) + 1
+        threads = len(os.listdir("/proc/self/task"))
+        for tokens in (1, 9):
+            runtime.multiply(blob, torch.ones(tokens, 300))
+        assert len(os.listdir("/proc/self/task")) == threads
+    finally:
+        torch.set_num_threads(before)
