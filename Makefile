@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-int4
-SPARSITY ?= 0.5
+SPARSITY ?= 0.3
 PROMPT ?= "The best way to learn a language is"
 
 .PHONY: demo test test-processors test-slow test-flower check bench docs wheel clean
@@ -11,10 +11,10 @@ PROMPT ?= "The best way to learn a language is"
 # A real language model, pruned and packed on this machine: what it saves, what it costs, and the
 # same prompt continued by both.
 demo: .venv/.ready
-	$(BIN)/symprune prune --model smollm2-135m --recipe balanced --sparsity $(SPARSITY) \
+	$(BIN)/symprune prune --model smollm2-135m --recipe fast --sparsity $(SPARSITY) \
 	  --values int4 --values-head int8 --calibration builtin --nsamples 16 --seqlen 512 \
 	  --no-eval --output $(DEMO) --force
-	$(BIN)/symprune bench smollm2-135m:bfloat16 $(DEMO) --html out/demo.html
+	$(BIN)/symprune bench smollm2-135m:bfloat16 $(DEMO) --rounds 3 --html out/demo.html
 	$(BIN)/symprune generate $(DEMO) --prompt $(PROMPT) --compare smollm2-135m:bfloat16
 
 # One process per core, each with one thread.
