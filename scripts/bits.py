@@ -34,10 +34,10 @@ SERIES = {  # label -> amount and solve, colour, marker
     "all kept, nearest": ("0", "nearest", "#b9b9b4", "o"),
     "all kept, GPTQ": ("0", "gptq", "#83837e", "s"),
     "all kept, descent": ("0", "descent", "#1c1c1a", "D"),
-    "30 %": ("30", "descent", "#7fc8a9", "v"),
-    "50 %": ("50", "descent", "#2a78d6", "o"),
-    "60 %": ("60", "descent", "#eb6834", "^"),
-    "70 %": ("70", "descent", "#9b4dca", "s"),
+    "30 % removed": ("30", "descent", "#7fc8a9", "v"),
+    "50 % removed": ("50", "descent", "#2a78d6", "o"),
+    "60 % removed": ("60", "descent", "#eb6834", "^"),
+    "70 % removed": ("70", "descent", "#9b4dca", "s"),
     "2:4": ("2:4", "descent", "#d4a017", "P"),
 }
 
@@ -164,15 +164,15 @@ def main(
         found = [done[key] for key in every if key in done]
         if found:
             rows[cell] = found
-    table = Table("kept", "values", "solve", "bits", "test", "validation", "layer error", "s")
+    table = Table("removed", "values", "solve", "bits", "test", "validation", "seeds")
     for cell, found in sorted(rows.items(), key=lambda row: row[1][0]["bits"]):
         tests = [each["test"] for each in found]
         spread = f" ± {stdev(tests):.1f}" if len(tests) > 1 else ""
+        valid = mean(each["valid"] for each in found)
         table.add_row(
-            cell.amount, cell.values, cell.solve, f"{found[0]['bits']:.2f}",
-            f"{mean(tests):.1f}{spread}", f"{mean(each['valid'] for each in found):.1f}",
-            f"{mean(each['error'] for each in found):.4f}" if "error" in found[0] else "",
-            f"{mean(each['seconds'] for each in found):.0f}",
+            cell.amount, cell.values, "" if cell.values == "bf16" else cell.solve,
+            f"{found[0]['bits']:.2f}", f"{mean(tests):.1f}{spread}", f"{valid:.1f}",
+            str(len(found)),
         )  # fmt: skip
     console.out.print(table)
     draw(rows, done["dense"]["test"], picture)
