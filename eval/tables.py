@@ -115,9 +115,10 @@ def bench(record: Mapping[str, Any]) -> Table:
     """Models side by side, one column each."""
     rows = record["models"]
     table = Table(title=bench_title(record["plan"]), title_justify="left")
-    table.add_column("", style="bold")
+    table.add_column("", style="bold", no_wrap=True)
     for row in rows:
-        name = Text(row["label"]).append(f"\n{bench_kind(row)}", style="not bold dim")
+        kind = bench_kind(row).replace(", ", "\n")
+        name = Text(row["label"]).append(f"\n{kind}", style="not bold dim")
         table.add_column(name, justify="right", overflow="fold")
     cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "decoding, tokens/s": lambda row: f"{row['decode_tokens_per_second']:.1f}",

@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import json
 from pathlib import Path
+from statistics import median
 
 from random_checkpoint import make_checkpoint, tiny_llama
 from random_gguf import make_gguf
@@ -73,8 +74,6 @@ def prune(dense: Path, output: Path, values: dict | None = None, head: str | Non
 
 def against_targets(record: dict) -> Table:
     """What was promised, and the median of the rounds' ratios."""
-    from statistics import median
-
     rows = {row["label"]: row["turns"] for row in record["models"]}
     table = Table("decoding", "times as fast as", "measured", "promised")
     for ours, theirs, wanted in TARGETS:
