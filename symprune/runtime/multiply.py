@@ -53,6 +53,11 @@ def multiply(blob: Tensor, x: Tensor, *, piece: int = 0, bias: Tensor | None = N
         raise SympruneError(
             f"An input of {shape[-1]} channels does not fit a matrix of {layout.columns} columns."
         )
+    if not x.is_cpu or (bias is not None and (not bias.is_cpu or bias.shape != (layout.rows,))):
+        raise SympruneError(
+            f"A packed matrix of {layout.rows} rows needs its input and bias in the CPU's memory, "
+            "and one number of the bias for each row."
+        )
     dtype = DTYPES.get(x.dtype)
     if dtype is None or not 0 <= piece < (layout.pieces or 1):
         _check_dtype(x.dtype)
@@ -103,7 +108,7 @@ def gather_rows(blob: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows by their numbers, an embedding's look-up: `[..., columns]` for indices `[...]`."""
     layout = checked(blob)
     _check_dtype(dtype)
-    rows = indices.reshape(-1).long().contiguous()
+    rows = indices.reshape(-1).cpu().long().contiguous()
     if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= layout.rows):
         raise SympruneError(f"An index is outside a matrix of {layout.rows} rows.")
     shape = (*indices.shape, layout.columns)

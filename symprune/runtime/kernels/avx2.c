@@ -100,8 +100,8 @@ INLINE __m128i spread16(const uint8_t **kept, uint64_t mask, int kind) {
     return _mm_shuffle_epi8(values, from);
 }
 
-/* A tile ready to be multiplied. Masked codes of few bits are unpacked into a buffer one tile ahead:
- * what has just been stored cannot be loaded in other pieces for a while. */
+/* A tile ready to be multiplied. Masked codes of few bits are unpacked into a buffer one tile
+ * ahead: what has just been stored cannot be loaded in other pieces for a while. */
 typedef struct {
     const uint8_t *masks, *scales;
     const uint8_t *runs[PANEL];

@@ -210,6 +210,8 @@ def test_wrong_inputs_are_one_sentence(level: str) -> None:
         lambda: runtime.multiply(blob, x[:, 1:]),
         lambda: runtime.multiply(blob, x.double()),
         lambda: runtime.multiply(blob, x, piece=1),
+        lambda: runtime.multiply(blob, x, bias=torch.zeros(8)),
+        lambda: runtime.multiply(blob, x.to("meta")),
         lambda: runtime.multiply(blob[:-1], x),
         lambda: runtime.multiply(blob.float(), x),
         lambda: runtime.expand_rows(blob, 5, 5, torch.float32),
