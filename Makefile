@@ -2,14 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-DEMO ?= out/smollm2-135m-ria-50
+DEMO ?= out/smollm2-135m-int4
+SPARSITY ?= 0.3
+PROMPT ?= "The best way to learn a language is"
 
 .PHONY: demo test test-processors test-slow test-flower check bench docs wheel clean
 
-# A real language model, pruned to 50 % on this machine, with its perplexity before and after.
+# A real language model, pruned and packed on this machine: what it saves, what it costs, and the
+# same prompt continued by both.
 demo: .venv/.ready
-	$(BIN)/symprune prune --model smollm2-135m --method ria --sparsity 0.5 --calibration builtin \
-	  --nsamples 16 --seqlen 512 --eval-windows 24 --output $(DEMO) --force
+	$(BIN)/symprune prune --model smollm2-135m --recipe fast --sparsity $(SPARSITY) \
+	  --values int4 --values-head int8 --calibration builtin --nsamples 16 --seqlen 512 \
+	  --no-eval --output $(DEMO) --force
+	$(BIN)/symprune bench smollm2-135m:bfloat16 $(DEMO) --rounds 3 --html out/demo.html
+	$(BIN)/symprune generate $(DEMO) --prompt $(PROMPT) --compare smollm2-135m:bfloat16
 
 # One process per core, each with one thread.
 test: .venv/.ready check

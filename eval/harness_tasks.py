@@ -7,7 +7,6 @@ nothing changed but where its documents come from, so local and hub scores are c
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from symprune.errors import SympruneError
+from symprune.validation import parse_json
 
 Row = dict[str, Any]
 
@@ -203,7 +203,7 @@ def _read_rows(file: Path) -> list[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise SympruneError(f"Line {number} of '{file}' is not JSON ({error}).") from error
             if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.token_loss import loss
+from symprune.token_loss import check_vocabulary, loss
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ def perplexity(
     is the `seqlen - 1` behind it: as many predictions a window, of every token of the text.
     """
     windows = cut(ids, seqlen, max_windows, bos)
-    training, device = model.training, model.get_input_embeddings().weight.device
+    embeddings = model.get_input_embeddings().weight
+    check_vocabulary(windows, embeddings)
+    training, device = model.training, embeddings.device
     model.eval()
     losses = []
     for number, window in enumerate(windows):

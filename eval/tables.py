@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 ERRORS = {
     "calibration": ("relative_error_base", "relative_error"),
@@ -29,11 +30,15 @@ def summary(record: Mapping[str, Any]) -> Table:
     table.add_row("non-zero weights", f"{record['parameters']:,}", f"{kept:,}")
     table.add_row("sparsity of the decoder blocks' matrices", "", percent(record["sparsity"]))
     table.add_row("sparsity of the whole model", "", percent(1 - kept / record["parameters"]))
+    if "bits_per_weight" in record:
+        bits = f"{record['bits_per_weight']:.2f}"
+        table.add_row("bits a weight of these matrices, masks and scales included", "", bits)
     seconds = record["seconds"]
     table.add_row("time to prune", "", f"{sum(seconds.values()):.1f} s")
     table.add_row("peak memory", "", size(record["peak_memory_bytes"]))
     if "output_bytes" in record:
-        table.add_row("size on disk", "", size(record["output_bytes"]))
+        before = size(record["input_bytes"]) if "input_bytes" in record else ""
+        table.add_row("size on disk", before, size(record["output_bytes"]))
     return table
 
 
@@ -104,6 +109,49 @@ def sweep(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['seconds']:.0f}",
         )
     return table
+
+
+def bench(record: Mapping[str, Any]) -> Table:
+    """Models side by side, one column each."""
+    rows = record["models"]
+    table = Table(title=bench_title(record["plan"]), title_justify="left")
+    table.add_column("", style="bold", no_wrap=True)
+    for row in rows:
+        kind = bench_kind(row).replace(", ", "\n")
+        name = Text(row["label"]).append(f"\n{kind}", style="not bold dim")
+        table.add_column(name, justify="right", overflow="fold")
+    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "decoding, tokens/s": lambda row: f"{row['decode_tokens_per_second']:.1f}",
+        "  times the first's": lambda row: f"{row['decode_times_first']:.2f}",
+        "prompt, tokens/s": lambda row: f"{row['prefill_tokens_per_second']:.1f}",
+        "  times the first's ": lambda row: f"{row['prefill_times_first']:.2f}",
+        "time to first token": lambda row: f"{1000 * row['first_token_seconds']:,.0f} ms",
+        "memory": lambda row: size(row["memory_bytes"]),
+        "size on disk": lambda row: size(row["file_bytes"]),
+        "bits a weight": lambda row: f"{row['bits_per_weight']:.2f}",
+    }
+    for label, text in cells.items():
+        if label.startswith(" ") and len(rows) == 1:
+            continue
+        table.add_row(label, *map(text, rows))
+    measured = next((row["perplexity"] for row in rows if row.get("perplexity")), None)
+    if measured:
+        label = f"perplexity, {measured['data']} ({measured['windows']} x {measured['seqlen']})"
+        table.add_row(label, *(f"{row['perplexity']['perplexity']:.2f}" for row in rows))
+    return table
+
+
+def bench_title(plan: Mapping[str, Any]) -> str:
+    """What was measured."""
+    threads = "1 thread" if plan["threads"] == 1 else f"{plan['threads']} threads"
+    rounds = "1 round" if plan["rounds"] == 1 else f"medians of {plan['rounds']} rounds in turns"
+    return f"{plan['prompt_tokens']} + {plan['new_tokens']} tokens, {threads}, {rounds}"
+
+
+def bench_kind(row: Mapping[str, Any]) -> str:
+    """What a model is in memory, and what runs it."""
+    values = f"packed {' and '.join(row['packed'])}" if row.get("packed") else row["dtype"]
+    return f"{values}, {row['engine']}"
 
 
 def percent(fraction: float) -> str:

@@ -14,7 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symprune.errors import SympruneError
+
+LARGEST_SEED = 2**32
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what is no seed: splits and models are drawn by generators that take no other."""
+    if not 0 <= seed < LARGEST_SEED:
+        raise SympruneError(f"A seed is from 0 to {LARGEST_SEED - 1}, not {seed}.")
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

@@ -10,6 +10,8 @@ from symprune.fed.protocol import Algorithm, check
 from symprune.validation import cast_option, check_names
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+POSITIVE = {"batch", "search_batch", "clip"}
+"""Options that mean the same wherever they are."""
 ALIASES = {"scaffnew": "proxskip"}
 
 
@@ -42,7 +44,11 @@ def build(name: str, **options: Any) -> Algorithm:
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
-    return cls(**{o: cast_option(name, o, _kind(known_options[o]), v) for o, v in options.items()})
+    cast = {o: cast_option(name, o, _kind(known_options[o]), v) for o, v in options.items()}
+    for option in POSITIVE & cast.keys():
+        value = cast[option]
+        check(value is None or value > 0, f"{name}: {option} = {value} must be positive.")
+    return cls(**cast)
 
 
 def _kind(option: Field[Any]) -> str:

@@ -20,6 +20,7 @@ from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
+from symprune.fed.randomness import check_seed
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect, merge
@@ -81,6 +82,9 @@ def simulate(
     may depend on the machine. stop: called with every record, ends the run when it returns True."""
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
+    if clients_at_once is not None and clients_at_once < 1:
+        raise SympruneError(f"clients_at_once must be above 0, not {clients_at_once}.")
+    check_seed(seed)
     with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
         algorithm = algorithm.prepare(problem.constants())
         engine = _Engine(algorithm, problem, clients_at_once, wire)
@@ -246,8 +250,11 @@ def _bar(show: bool, name: str, rounds: int) -> Iterator[Callable[[Record], None
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[now]}")) as progress:
+    name_column, now_column = (
+        TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[now]}")
+    )
+    columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), now_column)
+    with Progress(*columns) as progress:
         task = progress.add_task(name, total=rounds, now="")
 
         def advance(record: Record) -> None:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from symprune.errors import SympruneError
 from symprune.fed.protocol import State
 from symprune.machine import durable
+from symprune.validation import parse_json
 
 VERSION = 1
 
@@ -61,5 +62,5 @@ def load(path: Path) -> Snapshot:
     for key, tensor in tensors.items():
         part, _, name = key.partition("/")
         parts[part][name] = tensor
-    history = json.loads(metadata["history"])
+    history = parse_json(metadata["history"])
     return Snapshot(metadata["run"], int(metadata["turn"]), history=history, **parts)

@@ -1,7 +1,13 @@
-"""Checkpoints of any size with random weights, written one tensor at a time."""
+"""Checkpoints of any size with random weights, written one tensor at a time.
+
+    python scripts/random_checkpoint.py FOLDER
+
+writes a LLaMA of the shape of TinyLlama: 1.1 billion weights, 2.2 GB.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Iterator
@@ -17,14 +23,21 @@ POOL = 2**22
 DTYPE = torch.bfloat16
 
 
-def config(hidden_size: int, intermediate_size: int, heads: int, blocks: int, vocab: int) -> dict:
+def config(
+    hidden_size: int,
+    intermediate_size: int,
+    heads: int,
+    blocks: int,
+    vocab: int,
+    key_value_heads: int | None = None,
+) -> dict:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": key_value_heads or heads,
         "num_hidden_layers": blocks,
         "vocab_size": vocab,
         "max_position_embeddings": 4096,
@@ -37,14 +50,20 @@ def config(hidden_size: int, intermediate_size: int, heads: int, blocks: int, vo
     }
 
 
+def tiny_llama() -> dict:
+    """TinyLlama's shape."""
+    return config(2048, 5632, 32, 22, 32000, key_value_heads=4)
+
+
 def tensors(about: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes, in the order of a LLaMA checkpoint."""
     width, inner, vocab = (about[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
     yield "model.embed_tokens.weight", (vocab, width)
     for block in range(about["num_hidden_layers"]):
         at = f"model.layers.{block}"
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            yield f"{at}.self_attn.{name}.weight", (width, width)
+        narrow = width // about["num_attention_heads"] * about["num_key_value_heads"]
+        for name, rows in (("q", width), ("k", narrow), ("v", narrow), ("o", width)):
+            yield f"{at}.self_attn.{name}_proj.weight", (rows, width)
         yield f"{at}.mlp.gate_proj.weight", (inner, width)
         yield f"{at}.mlp.up_proj.weight", (inner, width)
         yield f"{at}.mlp.down_proj.weight", (width, inner)
@@ -110,3 +129,9 @@ def make_tokenizer(folder: Path) -> None:
     made.train_from_iterator([topics["lambda"], topics["if"], topics["while"]], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>")
     fast.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    make_checkpoint(parser.parse_args().folder, tiny_llama())

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from symprune.runtime.register import watch
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -19,6 +21,7 @@ _HOME = {
     "SympruneError": "symprune.errors",
     "criterion": "symprune.criteria",
     "load": "symprune.checkpoint.load",
+    "pack_model": "symprune.runtime.pack_model",
     "prune": "symprune.engine.walk",
 }
 _MODULES = (
@@ -34,7 +37,18 @@ _MODULES = (
     "stats",
 )
 
-__all__ = ["MaskSet", "Recipe", "Report", "SympruneError", "criterion", "load", "prune"]
+__all__ = [
+    "MaskSet",
+    "Recipe",
+    "Report",
+    "SympruneError",
+    "criterion",
+    "load",
+    "pack_model",
+    "prune",
+]
+
+watch()  # transformers can load packed models from here on
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ C4_SHARD = {
     "test": "en/c4-validation.00000-of-00008.json.gz",
 }
 WIKITEXT_FILES = {"train": "wiki.train.first1MB.raw", "test": "wiki.test.raw"}
+LARGEST_TEXT = 10**9  # bytes
 HELD_OUT_EVERY = 5
 WATCHED = 8
 
@@ -135,6 +136,14 @@ def _families() -> list[str]:
 
 
 def _read(path: str) -> str:
+    file = Path(path)
+    if file.exists() and not file.is_file():
+        raise SympruneError(f"The text {path} is not a file.")
+    if file.exists() and file.stat().st_size > LARGEST_TEXT:
+        raise SympruneError(
+            f"The text file {path} has {file.stat().st_size / 1e9:.1f} GB; a part of it, of "
+            f"{LARGEST_TEXT / 1e9:.0f} GB at most, is plenty."
+        )
     try:
         content = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -17,6 +17,9 @@ from symprune import scores
 from symprune.errors import SympruneError
 from symprune.validation import cast_option, check_names
 
+POWERS = {"alpha", "beta"}
+LARGEST_POWER = 16
+"""Beyond it the norms of a layer, which span some orders of magnitude, leave the fp32 numbers."""
 STATISTICS = ("input_norm", "output_norm", "generator")
 
 
@@ -36,18 +39,41 @@ class Criterion:
     def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """`params` with each value in its default's type; a name it does not take is an error."""
         owner = f"method {self.name}"
+        if not isinstance(params, Mapping):
+            raise SympruneError(f"The parameters of {owner} are not names and values: {params!r}.")
         check_names(params, self.defaults.keys(), owner.capitalize(), "parameter")
-        return {
+        found = {
             name: cast_option(owner, name, _kind(self.defaults[name]), value)
             for name, value in params.items()
         }
+        for name in POWERS & found.keys() if ":" not in self.name else ():
+            if not 0 <= found[name] <= LARGEST_POWER:
+                raise SympruneError(
+                    f"{name} of {owner} is a power from 0 to {LARGEST_POWER}, not {found[name]}."
+                )
+        return found
 
     def __call__(
         self, weight: Tensor, statistics: Mapping[str, Any], params: Mapping[str, Any] | None = None
     ) -> Tensor:
         """Score `weight`, taking what is needed from `statistics`; always in fp32."""
         arguments = [statistics[name] for name in self.needs]
-        return self.function(weight.float(), *arguments, **self.check(params or {}))
+        checked = self.check(params or {})
+        if ":" not in self.name:
+            return self.function(weight.float(), *arguments, **checked)
+        try:
+            score = self.function(weight.float(), *arguments, **checked)
+        except SympruneError:
+            raise
+        except Exception as error:
+            raise SympruneError(f"Method {self.name} fails: {_in_words(error)}.") from error
+        if not isinstance(score, Tensor) or score.shape != weight.shape:
+            found = tuple(score.shape) if isinstance(score, Tensor) else f"a {type(score).__name__}"
+            raise SympruneError(
+                f"Method {self.name} returns {found} for a matrix of {tuple(weight.shape)}; a "
+                "score has the matrix's shape."
+            )
+        return score
 
 
 def criterion(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -63,15 +89,29 @@ def available() -> dict[str, Criterion]:
 
 
 def get(name: str) -> Criterion:
-    """The criterion called `name`, or the user's own as `module:function`."""
+    """The criterion called `name`, or the user's own as `module:function`, if that is allowed."""
+    if not isinstance(name, str):
+        raise SympruneError(f"A method is a name, not {name!r}.")
     if name in _REGISTRY:
         return _REGISTRY[name]
-    module, colon, attribute = str(name).partition(":")
+    module, colon, attribute = name.partition(":")
+    if colon and name not in _NAMED:
+        raise SympruneError(
+            f"Method {name} is code, which runs only if it is named by who runs it: pass --method "
+            f"{name} if you trust it (in Python, criteria.allow_code)."
+        )
     if colon:
         return _load(module, attribute)
     near = get_close_matches(str(name), _REGISTRY, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_REGISTRY)}."
     raise SympruneError(f"Unknown method {name!r}; {hint}")
+
+
+def allow_code(name: str | None) -> None:
+    """Let `get` import the user's own `module:function`. Files and messages may say it, too, but
+    only who runs a command, or writes a program, decides what code it runs."""
+    if name is not None and ":" in name:
+        _NAMED.add(name)
 
 
 def _as_criterion(function: Callable[..., Tensor]) -> Criterion:
@@ -92,12 +132,25 @@ def _load(module: str, attribute: str) -> Criterion:
         sys.path.insert(0, os.getcwd())  # a console script does not look beside the user by itself
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SympruneError(f"Cannot load method {module}:{attribute}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        said = _in_words(error)
+        raise SympruneError(f"Cannot load method {module}:{attribute}: {said}.") from error
     if not callable(function):
         raise SympruneError(f"Method {module}:{attribute} is not a function.")
-    made = _as_criterion(function)
+    try:
+        made = _as_criterion(function)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, SympruneError):
+            raise
+        said = _in_words(error)
+        raise SympruneError(f"Method {module}:{attribute} is no criterion: {said}.") from error
     return Criterion(f"{module}:{attribute}", made.function, made.needs, made.defaults)
+
+
+def _in_words(error: BaseException) -> str:
+    """`ZeroDivisionError, division by zero`: what user code raised, in one line."""
+    said = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}, {said}" if said else type(error).__name__
 
 
 def _kind(default: Any) -> str:
@@ -117,3 +170,4 @@ def _formulas() -> list[Callable[..., Tensor]]:
 
 
 _REGISTRY = {made.name: made for made in map(_as_criterion, _formulas())}
+_NAMED: set[str] = set()

@@ -14,3 +14,7 @@ class Diverged(SympruneError):
 
 class HalfPrunedError(SympruneError):
     """The work failed when a part of a model in memory was pruned already; `__cause__` says why."""
+
+
+class Interrupted(SympruneError):
+    """The user stopped the work. Its text says what is kept; the exit code is the shell's 130."""

@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from symprune.errors import SympruneError
 from symprune.machine import durable
 from symprune.masks import count_true, pack_bits, unpack_bits
+from symprune.validation import parse_json
 
 FILE_NAME = "masks.safetensors"
+PACKED = "packed.json"
+"""What a folder has in which the masks are inside the packed weights."""
 
 
 class MaskSet(Mapping[str, Tensor]):
@@ -93,7 +96,7 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:
-        """Read what `save` wrote.
+        """Read what `save` wrote, or the masks inside a packed model.
 
         Args:
             path: The file, or the folder it is in.
@@ -101,18 +104,48 @@ class MaskSet(Mapping[str, Tensor]):
         from safetensors import SafetensorError, safe_open
 
         file, masks = _file(path), cls()
+        if not file.exists() and (Path(path) / PACKED).is_file():
+            return cls._from_packed(Path(path))
         try:
             with safe_open(file, framework="pt") as opened:
-                shapes = json.loads((opened.metadata() or {}).get("shapes", "null"))
+                shapes = parse_json((opened.metadata() or {}).get("shapes", "null"))
                 if shapes is None:
                     raise SympruneError(f"{file} holds no masks.")
                 for name, shape in shapes.items():
                     masks._bits[name] = opened.get_tensor(name)
-                    masks._shapes[name] = tuple(shape)
+                    masks._shapes[name] = _check_shape(name, shape, masks._bits[name])
         except FileNotFoundError as error:
             raise SympruneError(f"There are no masks at {file}.") from error
-        except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        except (SafetensorError, OSError, TypeError, AttributeError, RecursionError) as error:
             raise SympruneError(f"The mask file {file} is corrupt: {error}.") from error
+        except ValueError as error:
+            if isinstance(error, SympruneError):
+                raise
+            raise SympruneError(f"The mask file {file} is corrupt: {error}.") from error
+        return masks
+
+    @classmethod
+    def _from_packed(cls, folder: Path) -> MaskSet:
+        from safetensors import SafetensorError, safe_open
+
+        from symprune.runtime import blob
+
+        masks = cls()
+        try:
+            about = parse_json((folder / PACKED).read_text())["masks"] or "{}"
+            shapes = parse_json(parse_json(about).get("__metadata__", {}).get("shapes", "{}"))
+            stored = {blob.packed_name(name): name for name in shapes}
+            for file in sorted(folder.glob("*.safetensors")):
+                with safe_open(file, framework="pt") as opened:
+                    for key in stored.keys() & set(opened.keys()):
+                        keep = blob.keep_mask(opened.get_tensor(key))
+                        masks[stored[key]] = keep.view(shapes[stored[key]])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise SympruneError(f"The masks in {folder} cannot be read: {error}.") from error
+        except SafetensorError as error:
+            raise SympruneError(f"A file of {folder} is corrupt: {error}.") from error
+        for name in shapes.keys() - masks.keys():
+            masks[name] = torch.ones(shapes[name], dtype=torch.bool)
         return masks
 
     @classmethod
@@ -149,6 +182,21 @@ class MaskSet(Mapping[str, Tensor]):
         for name, keep in self.items():
             parameters[name].masked_fill_(~keep.to(parameters[name].device), 0)
 
+    def check_fits(self, parameters: Mapping[str, Tensor]) -> None:
+        """Fail where there is no mask of the right shape for one of these parameters.
+
+        Args:
+            parameters: Those that are to be pruned, by name.
+        """
+        for name, parameter in parameters.items():
+            if name not in self._shapes:
+                raise SympruneError(f"The masks are another model's: they have none for {name}.")
+            if tuple(parameter.shape) != self._shapes[name]:
+                raise SympruneError(
+                    f"The masks are another model's: {name} is {tuple(parameter.shape)}, its mask "
+                    f"{self._shapes[name]}."
+                )
+
     def overlap(self, other: MaskSet) -> dict[str, float]:
         """Per parameter, the kept weights in common as a fraction of those kept by either.
 
@@ -182,6 +230,14 @@ def metadata(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """What a file of masks says about itself."""
     plain = json.dumps({name: list(shape) for name, shape in shapes.items()})
     return {"shapes": plain, "format": "symprune-masks"}
+
+
+def _check_shape(name: str, shape: Any, bits: Tensor) -> tuple[int, ...]:
+    """A mask's shape, if it is one and there are bits for it."""
+    whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not whole or bits.dtype != torch.uint8 or bits.shape != ((math.prod(shape) + 7) // 8,):
+        raise ValueError(f"the bits of {name} do not make a mask of {shape}")
+    return tuple(shape)
 
 
 def _file(path: str | Path) -> Path:

@@ -17,12 +17,14 @@ from symprune.errors import SympruneError
 from symprune.machine import durable
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
-from symprune.validation import check_choice, check_names, to_mapping
+from symprune.validation import check_choice, check_names, parse_yaml, to_mapping
 from symprune.values import Rounding, choose_rounding
 from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
 HEAD_VALUES = ("int8", "int4")
+MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
+"""Windows, and tokens in a window, that any machine may be asked to hold."""
 SHIPPED = Path(__file__).parent / "recipes"
 
 
@@ -31,7 +33,8 @@ class Recipe:
     """Everything that decides which weights go; two equal recipes give the same bits.
 
     Args:
-        method: The criterion (`symprune methods` lists them), or your own as `module:function`.
+        method: The criterion (`symprune methods` lists them), or your own as `module:function`,
+            after `criteria.allow_code`.
         params: The criterion's parameters, by name.
         sparsity: The fraction of every group that goes; left out, 0.5, if there is no pattern.
         pattern: N:M instead: N of every M stay, as in `2:4`.
@@ -85,9 +88,16 @@ class Recipe:
             raise SympruneError(f"Unknown group {self.group!r}; choose row or layer.")
         if self.pattern is not None and self.group != "row":
             raise SympruneError(f"Pattern {self.pattern} is its own group; leave out the group.")
-        for name in ("nsamples", "seqlen"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise SympruneError(f"{name} must be a whole number above 0.")
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if not _is_whole(value) or not 1 <= value <= most:
+                raise SympruneError(f"{name} must be a whole number from 1 to {most:,}.")
+        for name, seed in {"seed": self.seed, "calibration_seed": self.text_seed}.items():
+            if not _is_whole(seed) or not -(2**63) <= seed < 2**63:
+                raise SympruneError(f"{name} must be a whole number of 64 bits, not {seed!r}.")
+        for name in ("calibration", "group"):
+            if not isinstance(getattr(self, name), str):
+                raise SympruneError(f"{name} is a name, not {getattr(self, name)!r}.")
         limit = self.token_limit
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
@@ -188,6 +198,8 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        if not isinstance(values, Mapping):
+            raise SympruneError(f"A recipe is names and values, not {values!r}.")
         check_names(values, [f.name for f in fields(cls)], "A recipe")
         return cls(**values)
 
@@ -227,7 +239,7 @@ class Recipe:
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = parse_yaml(path.read_text())
     except OSError as error:
         raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -235,6 +247,10 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
     return values
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.machine import host
+from symprune.machine import durable, host
 
 SQUARE = "square"
 MOMENTS = "moments"
@@ -280,6 +280,13 @@ def _square(width: int, device: torch.device | str) -> Tensor:
     """Zeros, fp32; on `disk` in a memory-mapped file that is gone when the tensor is."""
     if device != "disk":
         return torch.zeros(width, width, dtype=torch.float32, device=device)
-    with tempfile.NamedTemporaryFile(prefix="symprune-gram-") as file:
-        file.truncate(4 * width * width)
-        return torch.from_file(file.name, shared=True, size=width * width).view(width, width)
+    size = 4 * width * width
+    try:
+        with tempfile.NamedTemporaryFile(prefix="symprune-gram-") as file:
+            durable.take_room(file.fileno(), size)
+            return torch.from_file(file.name, shared=True, size=width * width).view(width, width)
+    except OSError as error:
+        raise SympruneError(
+            f"A Gram matrix of {size / 1e9:.1f} GB cannot be kept in {tempfile.gettempdir()}: "
+            f"{error.strerror}; TMPDIR says where else."
+        ) from error

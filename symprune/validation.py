@@ -1,11 +1,14 @@
 """What users type, in files and on command lines -> checked values.
 
-One caster gives every option its type (`cast_option`), one grammar reads `--set NAME=VALUE`
+What comes out of a file is read here, with limits (`parse_yaml`, `parse_json`). One caster gives
+every option its type (`cast_option`), one grammar reads `--set NAME=VALUE`
 (`parse_assignments`), and `choose` makes a step of a recipe from a name with options.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
@@ -16,6 +19,7 @@ import yaml
 from symprune.errors import SympruneError
 
 T = TypeVar("T")
+DEEPEST = 32  # levels of a YAML file
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 IN_WORDS = {
     "bool": "true or false",
@@ -47,7 +51,7 @@ def _cast(value: Any, kinds: list[str]) -> Any:
     """As the first of the kinds that fits; its own type fits best."""
     if "None" in kinds and str(value).lower() == "none":
         return None
-    if type(value).__name__ in kinds:
+    if type(value).__name__ in kinds and not (isinstance(value, float) and math.isnan(value)):
         return value
     for kind in kinds:
         try:
@@ -73,6 +77,8 @@ def _cast_to(kind: str, value: Any) -> Any:
         raise TypeError
     if kind == "int" and isinstance(value, float) and not value.is_integer():
         raise ValueError
+    if kind == "float" and math.isnan(float(value)):
+        raise ValueError
     return {"int": int, "float": float, "str": str}[kind](value)
 
 
@@ -97,10 +103,39 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
         if not sign or not name.strip():
             raise SympruneError(f"--set {text!r} is not of the form NAME=VALUE.")
         try:
-            assigned[name.strip().replace("-", "_")] = read_numbers(yaml.safe_load(value))
+            assigned[name.strip().replace("-", "_")] = read_numbers(parse_yaml(value))
         except yaml.YAMLError:
             raise SympruneError(f"--set {text!r}: {value!r} is not a value in YAML.") from None
     return assigned
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what a few lines can grow without bounds by: nesting and repetition."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not taken")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.YAMLError("it is nested too deeply")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def parse_yaml(text: str) -> Any:
+    """What YAML says; `yaml.YAMLError` when it makes no sense."""
+    return yaml.load(text, _Loader)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says; `ValueError` when it makes no sense, however it is nested."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_numbers(value: Any) -> Any:
@@ -133,7 +168,7 @@ def choose(what: str, kinds: Mapping[str, type[T]], options: Any) -> T | None:
         raise SympruneError(f"{what.capitalize()} {options!r} is neither a name nor a mapping.")
     given = {"name": options} if isinstance(options, str) else dict(options)
     name = given.pop("name", None)
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise SympruneError(f"Unknown {what} {name!r}; choose {', '.join(kinds)}.")
     known = {field.name: str(field.type) for field in fields(kinds[name])}  # type: ignore[arg-type]
     check_names(given, known, f"{what.capitalize()} {name}")
@@ -154,11 +189,17 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def check_positive(**values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
+        if not 0 < value < math.inf:
             raise SympruneError(f"{name} must be above 0, not {value}.")
 
 
 def check_not_negative(**values: float) -> None:
     for name, value in values.items():
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             raise SympruneError(f"{name} must be 0 or more, not {value}.")
+
+
+def check_finite(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise SympruneError(f"{name} must be a number, not {value}.")

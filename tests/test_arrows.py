@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "scores": {"masks", *BASE},
     "criteria": {"masks", "scores", *BASE},
     "stats": BASE,
-    "token_loss": set(),
+    "token_loss": {"errors"},
     "calibration": BASE,
     "refine": TENSORS,
     "update": TENSORS,
@@ -34,11 +34,12 @@ MAY_IMPORT = {
     "values": {"update", *TENSORS},
     "recipe": {"refine", "update", "allocate", "values", *TENSORS},
     "models": BASE,
-    "maskset": {"masks", "models", *BASE},
+    "runtime": {"masks", "values", "models", *BASE},
+    "maskset": {"masks", "models", "runtime", *BASE},
     "engine": {"refine", "update", "allocate", "values", *ARTEFACTS},
-    "checkpoint": {"symprune", "engine", "values", *ARTEFACTS},
-    "eval": {"symprune", "checkpoint.record", "masks", "maskset", "token_loss", *BASE},
-    "jobs": {"checkpoint", "engine", "eval", *ARTEFACTS},
+    "checkpoint": {"symprune", "engine", "runtime", "values", *ARTEFACTS},
+    "eval": {"symprune", "checkpoint.record", "masks", "maskset", "runtime", "token_loss", *BASE},
+    "jobs": {"checkpoint", "engine", "eval", "runtime", *ARTEFACTS},
     "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", *ARTEFACTS},
     "__main__": {"cli"},
 }
@@ -56,10 +57,11 @@ FED_MAY_IMPORT = {
     "algorithms": {
         "compressors", "privacy", "problems", "protocol", "randomness", "registry", "wire",
     },
-    "simulate": {"problems", "protocol", "snapshot", "threads", "wire"},
+    "simulate": {"problems", "protocol", "randomness", "snapshot", "threads", "wire"},
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
     "remote": {
-        "algorithms", "problems", "protocol", "registry", "simulate", "snapshot", "threads", "wire",
+        "algorithms", "problems", "protocol", "randomness", "registry", "simulate", "snapshot",
+        "threads", "wire",
     },
     "pruning": {"privacy", "protocol", "remote", "threads", "wire"},
     "flower": {"protocol", "pruning", "remote", "snapshot"},
@@ -207,6 +209,16 @@ def test_formulas_know_tensors_only() -> None:
         if room(name) in known and other.split(".")[0] in ("transformers", "safetensors", "rich")
     ]
     assert not wrong
+
+
+def test_one_file_of_the_runtime_knows_transformers() -> None:
+    found = {
+        name
+        for name, path in modules().items()
+        if room(name) == "runtime"
+        and any(other.split(".")[0] == "transformers" for other in imports(path))
+    }
+    assert found == {"symprune.runtime.hf_quantizer"}
 
 
 def test_a_room_is_read_at_one_glance() -> None:

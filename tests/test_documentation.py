@@ -66,14 +66,14 @@ def test_lines_end_at_100_characters_unless_a_table_needs_more(page: Path) -> No
 def test_every_option_of_every_command_is_on_the_options_page_and_no_other() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(--[\w-]+)", page)) - {"--no-", "--help"}
-    taken = set(options(get_command(app))) - {"--help"}
+    completion = {"--install-completion", "--show-completion"}
+    taken = set(options(get_command(app))) - {"--help"} - completion
     assert {option for option in taken if not option.startswith("--no-")} <= documented <= taken
 
 
 def options(command: Command) -> Iterator[str]:
     for below in getattr(command, "commands", {}).values():
         yield from options(below)
-    if not hasattr(command, "commands"):
-        for parameter in command.params:
-            names = [*parameter.opts, *parameter.secondary_opts]
-            yield from (name for name in names if name.startswith("--"))
+    for parameter in command.params:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        yield from (name for name in names if name.startswith("--"))

@@ -24,6 +24,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "federated_training": ("--rounds 3", r"fedht +accuracy .* with 90% zeros"),
     "keep_zeros_while_training": ("--steps 3", "Afterwards 50.0% of the weights are zero"),
     "prune_a_model": ("", "In total 50.0% of"),
+    "run_a_packed_model": ("", r"int4, 5\d% zeros.*bits a weight"),
     "your_own_algorithm": ("--rounds 3", r"sign-descent +accuracy"),
     "your_own_criterion": ("", r"power 1: the masks overlap with Wanda's by 100\.0%"),
     "your_own_model": ("", "50% of it is pruned"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from symprune.errors import SympruneError
 from symprune.eval.report.page import is_number
+from symprune.validation import parse_json
 
 AMOUNT = ("sparsity", "pattern", "seed")
 """What of a recipe does not belong to its series: where on the axis it lies, and which draw."""
@@ -102,8 +103,8 @@ def read(path: Path) -> list[Cell]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
+            values = parse_json(line)
+        except ValueError as error:
             if not text.endswith("\n") and line == text.splitlines()[-1]:
                 continue  # a cell that is being written, or was cut short and will be done again
             raise SympruneError(f"Line {number} of {path} is not JSON.") from error

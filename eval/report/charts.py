@@ -83,15 +83,15 @@ def line_chart(
     ]
     pictures = "".join(_Lines(drawable, x, y, reference, kind).svg(title) for kind in WIDTHS)
     legend = "".join(_legend_item(index, one.label) for index, one in enumerate(series))
-    return _figure(title, note, f'{pictures}<ul class="legend">{legend}</ul>')
+    return figure(title, note, f'{pictures}<ul class="legend">{legend}</ul>')
 
 
-def _figure(title: str, note: str, body: str) -> str:
+def figure(title: str, note: str, body: str) -> str:
     small = f"<small>{escape(note)}</small>" if note else ""
     return f"<figure>\n<figcaption>{escape(title)}{small}</figcaption>\n{body}\n</figure>"
 
 
-def _svg(kind: str, title: str, height: float, parts: Sequence[str]) -> str:
+def picture(kind: str, title: str, height: float, parts: Sequence[str]) -> str:
     return (
         f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img" '
         f'aria-label="{escape(title)}">\n' + "\n".join(parts) + "\n</svg>\n"
@@ -118,7 +118,7 @@ def _legend_item(index: int, label: str) -> str:
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", style: str = "") -> str:
+def text_at(x: float, y: float, text: str, anchor: str = "middle", style: str = "") -> str:
     style = f' class="{style}"' if style else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
 
@@ -161,23 +161,23 @@ class _Lines:
         parts = self._axes()
         parts += [self._one(index, one) for index, one in enumerate(self.series)]
         parts += self._reference()
-        return _svg(self.kind, title, self.bottom + 52, parts)
+        return picture(self.kind, title, self.bottom + 52, parts)
 
     def _axes(self) -> list[str]:
-        parts = [_text(0, 13, self.y_axis.name, "start", "label")]
+        parts = [text_at(0, 13, self.y_axis.name, "start", "label")]
         for tick in self.y_ticks:
             parts.append(_line(self.left, self.y(tick), self.right, self.y(tick), "grid"))
-            parts.append(_text(self.left - 8, self.y(tick) + 4, self.y_axis.text(tick), "end"))
+            parts.append(text_at(self.left - 8, self.y(tick) + 4, self.y_axis.text(tick), "end"))
         for tick in self._x_ticks():
             parts.append(_line(self.x(tick), self.bottom, self.x(tick), self.bottom + 5, "axis"))
-            parts.append(_text(self.x(tick), self.bottom + 20, self.x_axis.text(tick)))
+            parts.append(text_at(self.x(tick), self.bottom + 20, self.x_axis.text(tick)))
         for number, slot in enumerate(self.slots):
             left = self.end + number * self.slot_width
             parts.append(_line(left, self.top, left, self.bottom + 5, "axis"))
-            parts.append(_text(left + self.slot_width / 2, self.bottom + 20, slot, style="label"))
+            parts.append(text_at(left + self.slot_width / 2, self.bottom + 20, slot, style="label"))
         middle = (self.left + self.end) / 2
         parts.append(_line(self.left, self.bottom, self.right, self.bottom, "axis"))
-        parts.append(_text(middle, self.bottom + 44, self.x_axis.name, style="label"))
+        parts.append(text_at(middle, self.bottom + 44, self.x_axis.name, style="label"))
         return parts
 
     def _x_ticks(self) -> list[float]:
@@ -196,7 +196,7 @@ class _Lines:
         y = self.y(self.reference.value)
         return [
             _line(self.left, y, self.right, y, "reference"),
-            _text(self.right - 6, y - 6, self.reference.label, "end", "halo"),
+            text_at(self.right - 6, y - 6, self.reference.label, "end", "halo"),
         ]
 
     def _one(self, index: int, one: Series) -> str:
@@ -246,7 +246,7 @@ def dot_chart(
     reference: Reference | None = None,
 ) -> str:
     """Figures of things that have no order, one line each, in the order given; y is not used."""
-    return _figure(title, note, "".join(_dots(rows, x, reference, kind, title) for kind in WIDTHS))
+    return figure(title, note, "".join(_dots(rows, x, reference, kind, title) for kind in WIDTHS))
 
 
 def _dots(
@@ -261,19 +261,19 @@ def _dots(
     parts = [_line(left, bottom, right, bottom, "axis")]
     for tick in scale.ticks(4 if above else 8):
         parts.append(_line(scale(tick), top - 8, scale(tick), bottom + 5, "grid"))
-        parts.append(_text(scale(tick), bottom + 20, x.text(tick)))
-    parts.append(_text((left + right) / 2, bottom + 42, x.name, style="label"))
+        parts.append(text_at(scale(tick), bottom + 20, x.text(tick)))
+    parts.append(text_at((left + right) / 2, bottom + 42, x.name, style="label"))
     if reference is not None:
         at = scale(reference.value)
         anchor = "end" if at > (left + right) / 2 else "start"
         parts.append(_line(at, top - 8, at, bottom, "reference"))
-        parts.append(_text(at, 13, reference.label, anchor, "halo"))
+        parts.append(text_at(at, 13, reference.label, anchor, "halo"))
     for number, (label, point) in enumerate(rows):
         y = top + step * (number + 0.5) + (9 if above else 0)
         if above:
-            parts.append(_text(left, y - 14, _short(label, 44), "start", "label halo"))
+            parts.append(text_at(left, y - 14, short(label, 44), "start", "label halo"))
         else:
-            parts.append(_text(left - 12, y + 4, _short(label, 57), "end", "label"))
+            parts.append(text_at(left - 12, y + 4, short(label, 57), "end", "label"))
         inside = []
         if point.spread > 0:
             low, high = max(point.x - point.spread, scale.low), point.x + point.spread
@@ -281,8 +281,8 @@ def _dots(
         inside.append(_mark(0, scale(point.x), y, point.slot is not None))
         dot = _hit(scale(point.x), y, point.tip, "".join(inside))
         parts.append(f'<g class="series c0">{dot}</g>')
-    return _svg(kind, title, bottom + 50, parts)
+    return picture(kind, title, bottom + 50, parts)
 
 
-def _short(text: str, length: int) -> str:
+def short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"

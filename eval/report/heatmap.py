@@ -7,7 +7,6 @@ over blocks, and a corner of it weight by weight.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import struct
 import zlib
@@ -26,6 +25,8 @@ from symprune.errors import SympruneError
 from symprune.eval.report.page import figure_text
 from symprune.masks import unpack_bits
 from symprune.maskset import FILE_NAME
+from symprune.runtime.blob import decode, packed_name
+from symprune.validation import parse_json
 
 BLOCKS = 192
 CORNER = 48
@@ -97,8 +98,8 @@ def _masks_of(folder: Path) -> tuple[Any, dict[str, list[int]]]:
         return None, {}
     try:
         with safe_open(path, framework="pt") as opened:
-            shapes = json.loads((opened.metadata() or {}).get("shapes", "{}"))
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            shapes = parse_json((opened.metadata() or {}).get("shapes", "{}"))
+    except (SafetensorError, ValueError, OSError) as error:
         raise SympruneError(f"The mask file {path} is corrupt: {error}.") from error
 
     def mask(name: str) -> Tensor:
@@ -113,7 +114,10 @@ def _weight(folder: Path, name: str, expert: int | None) -> Tensor | None:
     for path in sorted(folder.glob("model*.safetensors")):
         try:
             with safe_open(path, framework="pt") as opened:
-                if name in opened.keys():  # noqa: SIM118 - not a mapping
+                if packed_name(name) in opened.keys():  # noqa: SIM118 - not a mapping
+                    dense = decode(opened.get_tensor(packed_name(name)), torch.float32)
+                    return dense if expert is None else dense[expert]
+                if name in opened.keys():  # noqa: SIM118
                     stored = opened.get_slice(name)
                     return stored[:] if expert is None else stored[expert]
         except (SafetensorError, OSError) as error:

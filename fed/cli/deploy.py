@@ -68,11 +68,11 @@ def deploy(
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
     if only_prepare:
         deployment.prepare()
-        console.out.print(f"App, keys and settings are in {deployment.folder}.")
+        console.say(f"App, keys and settings are in {deployment.folder}.")
         return
     follow(deployment, f"of {rounds} rounds")
     console.out.print(_table(json.loads(deployment.result.read_text())))
-    console.out.print(f"Model, history and logs are in {deployment.folder}.")
+    console.say(f"Model, history and logs are in {deployment.folder}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from symprune.cli import console
 from symprune.errors import SympruneError
 from symprune.fed.cli.deploy import deploy
 from symprune.fed.cli.prune import prune
 from symprune.machine import durable
-from symprune.validation import parse_assignments
+from symprune.validation import check_positive, parse_assignments
 
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.compare.runs import Line
     from symprune.fed.problems.problem import Problem
     from symprune.fed.simulate import Record, Result
+
+HISTORY, MODEL = "history.json", "model.safetensors"
 
 app = typer.Typer(
     help="Federated sparse training, and pruning with text that stays where it is.",
@@ -64,20 +67,23 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
+    from symprune.criteria import allow_code
     from symprune.fed.algorithms import choose
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import simulate
 
+    check_positive(rounds=rounds)
     options = parse_assignments(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
     if compressor is not None:
         options["compressor"] = compressor
     if mask_score is not None:
+        allow_code(mask_score)
         options["mask_score"] = mask_score
     chosen = choose(algorithm, **options)
     if output is not None:
-        _make(output)
+        _make(output, HISTORY, MODEL)
     problem = make_problem(
         data,
         model,
@@ -103,7 +109,7 @@ def run(
     console.out.print(_result_table(result, problem))
     if output is not None:
         _write(output, result, problem)
-        console.out.print(f"History and model are in {output}.")
+        console.say(f"History and model are in {output}.")
 
 
 @app.command("list")
@@ -117,7 +123,8 @@ def list_algorithms() -> None:
     for name, cls in sorted(ALGORITHMS.items()):
         first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
         names = ", ".join(options_of(cls))
-        table.add_row(name, f"{first}\n[dim]{cls.paper}[/dim]", cls.sends, names)
+        about = Text.assemble(first, "\n", (cls.paper, "dim"))
+        table.add_row(name, about, cls.sends, names)
     console.out.print(table)
 
 
@@ -134,12 +141,13 @@ def compare(
     from symprune.fed.problems.make import make_problem
 
     plan = read_plan(file)
-    _make(output)
+    _make(output, "histories.json", "summary.json")
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
     with console.out.status("") as status:
-        lines = [run_entry(problem, entry, setting, status.update) for entry in plan.entries]
+        tell = lambda said: status.update(Text(said))  # noqa: E731
+        lines = [run_entry(problem, entry, setting, tell) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
     durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
@@ -148,7 +156,7 @@ def compare(
 
     picture = output / f"{plan.metric}-against-bytes.png"
     plot(lines, plan.metric, problem.clients, picture, title=problem.name)
-    console.out.print(f"Table, histories and {picture.name} are in {output}.")
+    console.say(f"Table, histories and {picture.name} are in {output}.")
 
 
 def _optimum(problem: Problem) -> Any:
@@ -185,8 +193,14 @@ def _histories(lines: list[Line]) -> dict[str, Any]:
     return {line.entry.title: line.histories for line in lines}
 
 
-def _make(folder: Path) -> None:
-    """The folder for the results, before the work begins rather than after it."""
+def _make(folder: Path, first: str, *others: str) -> None:
+    """The folder for the results, before the work begins rather than after it. What is there by the
+    name of a result is replaced only beside the file that comes `first` with it."""
+    for name in others:
+        if (folder / name).exists() and not (folder / first).is_file():
+            raise SympruneError(
+                f"The folder {folder} has a {name} that is no result of symprune; use another."
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -199,7 +213,7 @@ def _write(folder: Path, result: Result, problem: Problem) -> None:
         "problem": problem.name,
         "history": result.history,
     }
-    durable.write_text(folder / "history.json", json.dumps(content, indent=1))
+    durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
     parts = problem.layout.split(result.model)
     tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
-    durable.write_tensors(folder / "model.safetensors", tensors)
+    durable.write_tensors(folder / MODEL, tensors)

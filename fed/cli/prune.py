@@ -14,6 +14,7 @@ from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, expand
 from symprune.errors import SympruneError
 from symprune.eval import tables
+from symprune.machine import durable
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
@@ -112,14 +113,21 @@ def prune(
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(rich_help_panel=FLOWER, help="The SuperLink's port, with --deploy.")
-    ] = 8000,
+        int | None,
+        typer.Option(rich_help_panel=FLOWER, help="The SuperLink's port. [dim]\\[8000][/dim]"),
+    ] = None,
     node_port: Annotated[
-        int, typer.Option(rich_help_panel=FLOWER, help="Node i listens on this port + i.")
-    ] = 9094,
+        int | None,
+        typer.Option(
+            rich_help_panel=FLOWER, help="Node i listens on this port + i. [dim]\\[9094][/dim]"
+        ),
+    ] = None,
     timeout: Annotated[
-        float, typer.Option(rich_help_panel=FLOWER, help="Seconds a block waits for a node.")
-    ] = 600,
+        float | None,
+        typer.Option(
+            rich_help_panel=FLOWER, help="Seconds a block waits for a node. [dim]\\[600][/dim]"
+        ),
+    ] = None,
 ) -> None:
     """Prune one language model with calibration text that stays with its owners.
 
@@ -152,15 +160,17 @@ def prune(
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
         loading.access(), compute_dtype,
     )  # fmt: skip
-    if deploy is None:
-        _do(job, json_file)
-    else:
-        _deploy(job, deploy, (port, node_port), timeout, json_file)
+    durable.check_file(json_file, o.JSON)
+    asked = o.select_given(port=port, node_port=node_port, timeout=timeout)
+    if deploy is not None:
+        _deploy(job, deploy, asked, json_file)
+        return
+    for option in asked:
+        raise SympruneError(f"--{option.replace('_', '-')} goes with --deploy.")
+    _do(job, json_file)
 
 
-def _deploy(
-    job: Any, folder: Path, ports: tuple[int, int], timeout: float, json_file: Path | None
-) -> None:
+def _deploy(job: Any, folder: Path, asked: dict[str, Any], json_file: Path | None) -> None:
     from symprune.fed.cli.deploy import follow
     from symprune.fed.flower.apps import need_flower
     from symprune.fed.pruning import remote
@@ -170,7 +180,7 @@ def _deploy(
 
     console.prepare_libraries()
     task, settings = remote.of_job(job)
-    deployment = Deployment(folder, task, *ports, timeout, settings=settings)
+    deployment = Deployment(folder, task, settings=settings, **asked)
     follow(deployment, "blocks")
     record = json.loads(deployment.result.read_text())
     console.out.print(tables.by_kind(record["layers"]))

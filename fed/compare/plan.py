@@ -13,7 +13,7 @@ from symprune.fed.algorithms import choose
 from symprune.fed.compare.runs import Entry
 from symprune.fed.problems.make import make_problem
 from symprune.fed.protocol import check
-from symprune.validation import read_numbers
+from symprune.validation import parse_yaml, read_numbers
 
 DEFAULTS = {"rounds": 100, "seeds": [0], "metric": "accuracy", "evaluate_every": 1, "targets": []}
 ENTRY = ("algorithm", "label", "tune")
@@ -34,7 +34,7 @@ class Plan:
 
 def read_plan(file: Path) -> Plan:
     try:
-        content = read_numbers(yaml.safe_load(file.read_text()))
+        content = read_numbers(parse_yaml(file.read_text()))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SympruneError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
     given = isinstance(content, dict) and isinstance(content.get("algorithms"), list)

@@ -84,9 +84,10 @@ def _finish(figure: Any, axis: Any, path: Path, labels: tuple[str, str], title: 
 
     axis.set_xlabel(labels[0])
     axis.set_ylabel(labels[1])
-    axis.set_title(title, fontsize=10)
+    titled = axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, loc="best")
+    for text in (titled, *axis.legend(fontsize=7, loc="best").get_texts()):
+        text.set_parse_math(False)  # names of the user's, not formulas
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -30,10 +30,12 @@ from symprune.fed.flower.keys import make_keys
 from symprune.fed.remote.deployable import Deployable
 from symprune.fed.remote.transport import Setting
 from symprune.machine import durable
+from symprune.validation import check_positive, parse_json
 
 LOOPBACK = "127.0.0.1"
 MARK = "SYMPRUNE_DEPLOYMENT"  # in the environment of all processes of a deployment
 ASKED = "asked.json"
+LAST_PORT = 65535
 BEFORE = ("lock", "error*.txt", ".*")  # what the server's folder may have before a run has begun
 NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
 START = 300.0  # seconds a process may take until it is ready
@@ -108,6 +110,11 @@ class Deployment:
     def __post_init__(self) -> None:
         need_flower()
         self.folder = self.folder.resolve()
+        check_positive(timeout=self.timeout)
+        last = self.node_port + self.job.clients - 1
+        for port in (self.port, self.node_port, last):
+            if not 0 < port <= LAST_PORT:
+                raise SympruneError(f"Port {port} is not between 1 and {LAST_PORT}.")
         if self.settings and len(self.settings) != self.job.clients:
             raise SympruneError(f"{len(self.settings)} data sets for {self.job.clients} clients.")
 
@@ -118,6 +125,8 @@ class Deployment:
     def prepare(self) -> None:
         """App folder, keys and Flower's own folder, which must not be inside the app's."""
         self._refuse_another_run()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.write_text(self.folder / ASKED, self._asked())  # says whose folder this is
         app, home, keys = (self.folder / name for name in ("app", "flower", "keys"))
         for place in (app, home, self.folder / "logs", self.folder / "server"):
             place.mkdir(parents=True, exist_ok=True)
@@ -138,7 +147,6 @@ class Deployment:
         authority = quoted(str(keys / "ca.crt"))
         connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
         durable.write_text(home / "config.toml", connection)
-        durable.write_text(self.folder / ASKED, self._asked())
 
     def _asked(self) -> str:
         """The job and the owners' settings, without how far it is to go."""
@@ -146,8 +154,15 @@ class Deployment:
         return json.dumps({"job": job, "settings": [dict(own) for own in self.settings]})
 
     def _refuse_another_run(self) -> None:
-        """What has begun goes on as it was asked for, or not at all."""
+        """What has begun goes on as it was asked for, or not at all; in a folder with anything else
+        nothing begins."""
         asked = self.folder / ASKED
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SympruneError(f"{self.folder} is a file, not a folder.")
+        if self.folder.is_dir() and not asked.exists() and any(self.folder.iterdir()):
+            raise SympruneError(
+                f"{self.folder} holds files that are no deployment's: use another folder."
+            )
         if self._begun() and asked.exists() and asked.read_text() != self._asked():
             raise SympruneError(f"{self.folder} holds another run: use another folder.")
 
@@ -183,7 +198,7 @@ class Deployment:
     def register(self) -> list[int]:
         """The nodes' ids in the order of their clients; each key is registered once."""
         file = self.folder / "nodes.json"
-        nodes: list[int] = json.loads(file.read_text()) if file.exists() else []
+        nodes: list[int] = parse_json(file.read_text()) if file.exists() else []
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
@@ -378,4 +393,7 @@ def _program(name: str) -> str:
 def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
+        try:
+            return probe.connect_ex((host, port)) == 0
+        except (OSError, UnicodeError) as error:
+            raise SympruneError(f"There is no machine called {host!r}: {error}.") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.validation import parse_json
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _read_idx(folder: Path, stem: str) -> np.ndarray:
 def _read_leaf(folder: Path) -> tuple[Tensor, Tensor, Tensor]:
     x, y, users, names = [], [], [], 0
     for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
         for user in content["users"]:
             own = content["user_data"][user]
             x.append(np.asarray(own["x"], np.float32))

@@ -23,6 +23,8 @@ from symprune.fed.problems.networks import NETWORKS, network
 from symprune.fed.problems.partitions import partition
 from symprune.fed.problems.problem import Problem, Rows, stack_rows
 from symprune.fed.problems.quadratic import normal_equations
+from symprune.fed.randomness import check_seed
+from symprune.validation import check_not_negative
 
 CONVEX = ("logistic", "softmax", "linear")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -49,6 +51,8 @@ def make_problem(
     `l2/2 ||w||^2`. nonconvex: weight of `sum_j w_j^2/(1+w_j^2)`. weighting: of a client's rows, see
     `stack_rows`. dtype: float32 or float64. seed: of the split. client_test_share: the part of
     every client's rows that is kept for its own test."""
+    check_not_negative(l2=l2, nonconvex=nonconvex)
+    check_seed(seed)
     if dtype not in DTYPES:
         raise SympruneError(f"Unknown dtype {dtype!r}; choose float32 or float64.")
     if not 0 <= client_test_share < 1:

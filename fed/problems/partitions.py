@@ -6,6 +6,7 @@ seed, and returns one index tensor per client. All but overlapping blocks are di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -24,6 +25,8 @@ def iid(data: Dataset, clients: int, seed: int) -> list[Tensor]:
 def blocks(data: Dataset, clients: int, seed: int, overlap: int) -> list[Tensor]:
     """Shuffled, cut into equal blocks with the remainder in the last; client i gets `overlap`
     consecutive ones, cyclically (EF-BV's xi)."""
+    if overlap > clients:
+        raise SympruneError(f"{clients} clients have {clients} blocks, not {overlap}.")
     order = _random_order(len(data), seed)
     size = len(data) // clients
     cut = [order[i * size : (i + 1) * size] for i in range(clients - 1)]
@@ -36,6 +39,9 @@ def blocks(data: Dataset, clients: int, seed: int, overlap: int) -> list[Tensor]
 
 def by_class(data: Dataset, clients: int, seed: int, shards: int) -> list[Tensor]:
     """Sorted by label, cut into `clients * shards` equal shards, `shards` to each at random."""
+    classes = len(np.unique(data.y.numpy()))
+    if shards > classes:
+        raise SympruneError(f"{data.name} has {classes} classes, not {shards}.")
     order = np.argsort(data.y.numpy(), kind="stable")
     size = len(data) // (clients * shards)
     if size == 0:
@@ -222,7 +228,7 @@ def partition(data: Dataset, spec: str, clients: int, seed: int = 0) -> list[Ten
         value = type(default)(argument) if argument else default
     except ValueError:
         raise SympruneError(f"Partition {spec!r} has an argument that is no number.") from None
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise SympruneError(f"Partition {spec!r} needs a positive argument.")
     return PARTITIONS[name](data, clients, seed, value)
 

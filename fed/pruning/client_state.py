@@ -20,6 +20,7 @@ from symprune.fed.pruning.packed_stats import Packed
 from symprune.machine import durable
 from symprune.maskset import MaskSet
 from symprune.stats import Needs
+from symprune.validation import parse_json
 
 FILE = "state.safetensors"
 VERSION = "3"
@@ -63,7 +64,7 @@ def load(folder: Path) -> State:
             if metadata.get("version") != VERSION:
                 raise SympruneError(f"{file} is of another version.")
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        return _state(json.loads(metadata["state"]), tensors)
+        return _state(parse_json(metadata["state"]), tensors)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise SympruneError(f"The client's state {file} is corrupt: {error}.") from error
 

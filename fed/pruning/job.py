@@ -88,6 +88,11 @@ class PruningJob:
         sources = self.texts or [self.recipe.calibration]
         return self.eval_data or (default_held_out(sources),)
 
+    @property
+    def reads(self) -> list[str]:
+        """What may be files of the user's, which the output must not take the place of."""
+        return [self.model, self.recipe.calibration, self.reference, *self.texts, *self.held_out]
+
     def tokens(self, tokenizer: Any, seqlen: int) -> list[Tensor]:
         """Every client's calibration tokens. Clients that name one text draw other windows."""
         size, seed = self.recipe.nsamples, self.recipe.text_seed
@@ -119,7 +124,7 @@ def prune(
             job.reference, tokenizer, REFERENCE_WINDOWS, seqlen, seed
         )
     held_out = job.held_out if job.evaluate else ()
-    texts = {data: read_held_out(data, tokenizer) for data in held_out}
+    texts = {data: read_held_out(data, tokenizer, seqlen) for data in held_out}
     tell(f"Loading {job.model}")
     model = load_model(prepared.origin, job.dtype).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -162,4 +167,4 @@ def prune(
     tell(f"Writing {job.folder}")
     compute.restore(model, stored)
     output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
-    return add_output(record, job.folder)
+    return add_output(record, prepared.origin, job.folder)

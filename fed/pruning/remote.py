@@ -36,6 +36,7 @@ from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
 from symprune.models import hub
 from symprune.recipe import Recipe
+from symprune.validation import parse_json
 
 STATE = "pruning.safetensors"
 BEGINNING = "bos.json"
@@ -76,7 +77,7 @@ class Task:
     @classmethod
     def from_json(cls, text: str) -> Task:
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             private = values.pop("privacy")
             recipe = Recipe.from_dict(values.pop("recipe"))
             return cls(recipe=recipe, privacy=Privacy(**private) if private else None, **values)
@@ -215,7 +216,7 @@ class NodeSettings:
     def _first(self, model: Any, tokenizer: Any, folder: Path) -> int | None:
         """The token that windows begin with, decided once: every message is a new process."""
         file, of = folder / BEGINNING, [self.model, self.revision, self.bos]
-        kept = json.loads(file.read_text()) if file.is_file() else {}
+        kept = parse_json(file.read_text()) if file.is_file() else {}
         if kept.get("of") != of:
             beginning = bos.decide(self.bos, tokenizer, model.config, bos.in_memory(model))
             kept = {"of": of, "found": beginning.to_dict()}

@@ -16,6 +16,7 @@ from symprune.engine.report import LayerReport
 from symprune.errors import SympruneError
 from symprune.fed.pruning.server import Known, Server
 from symprune.machine import durable
+from symprune.validation import parse_json
 
 
 def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -> None:
@@ -46,14 +47,14 @@ def blocks_done(path: Path) -> int:
     if not path.exists():
         return 0
     with safe_open(path, framework="pt") as opened:
-        return int(json.loads(opened.metadata()["run"])["next_block"])
+        return int(parse_json(opened.metadata()["run"])["next_block"])
 
 
 def restore(path: Path, server: Server) -> tuple[int, dict[str, Any]]:
     """Bring a new server to where the saved one was: the next block, and the traffic so far."""
     try:
         with safe_open(path, framework="pt") as opened:
-            plain = json.loads((opened.metadata() or {})["run"])
+            plain = parse_json((opened.metadata() or {})["run"])
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise SympruneError(f"The checkpoint {path} is corrupt: {error}.") from error

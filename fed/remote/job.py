@@ -17,6 +17,8 @@ from symprune.fed.algorithms import Algorithm, build
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
+from symprune.fed.randomness import check_seed
+from symprune.validation import check_not_negative, parse_json
 
 STATE = "state.safetensors"  # in the server's folder
 PROBLEM = tuple(inspect.signature(make_problem).parameters)
@@ -39,6 +41,9 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         check(self.rounds >= 1, f"There must be a round at least, not {self.rounds}.")
+        check(self.clients >= 1, f"There must be a client at least, not {self.clients}.")
+        check_not_negative(l2=float(self.problem.get("l2", 0)))
+        check_seed(self.seed)
         for name in self.problem:
             check(name in PROBLEM, f"A problem has no setting {name!r}.")
         self.build_algorithm()
@@ -83,7 +88,7 @@ class TrainingJob:
 def job_from_json(text: str) -> TrainingJob:
     """The inverse of `Job.to_json`; anything else is refused in one sentence."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         known = {f.name for f in fields(TrainingJob)}
         return TrainingJob(**{name: content[name] for name in content if name in known})
     except (ValueError, TypeError, KeyError) as error:

@@ -34,6 +34,7 @@ from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect
 from symprune.fed.wire.payload import encode_message
 from symprune.machine import durable
+from symprune.validation import parse_json
 
 log = logging.getLogger("symprune.fed")
 PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
@@ -90,7 +91,7 @@ def _start(
     the folder if it has them, else from what the clients say about themselves."""
     file = folder / "run.json"
     if file.exists():
-        content = json.loads(file.read_text())
+        content = parse_json(file.read_text())
         wanted = {**json.loads(job.to_json()), "rounds": None}
         same = {**content["asked"], "rounds": None} == wanted
         check(same, f"{folder} holds another run: {content['asked']['algorithm']}.")

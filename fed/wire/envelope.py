@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from symprune.errors import SympruneError
+from symprune.validation import parse_json
 
 Header = dict[str, Any]
 MAX_HEADER = 1 << 20
@@ -36,7 +37,7 @@ def unpack(data: bytes, most: int | None = None) -> Letter:
     if len(data) < 4 or not 2 <= length <= min(MAX_HEADER, len(data) - 4):
         raise SympruneError("A letter has no header.")
     try:
-        header = json.loads(data[4 : 4 + length])
+        header = parse_json(data[4 : 4 + length])
         sizes = header.pop("sizes")
         whole = all(type(size) is int and size >= 0 for size in sizes)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

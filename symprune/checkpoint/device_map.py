@@ -13,6 +13,16 @@ from symprune.errors import SympruneError
 CHOICES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
+def check_device_map(how: str | None) -> None:
+    """Refuse, before any work, a way to divide blocks that is unknown or has nothing to divide."""
+    if how is None or how == "auto":
+        return
+    if how not in CHOICES:
+        raise SympruneError(f"Unknown device map {how!r}; choose {', '.join(CHOICES)}.")
+    if torch.accelerator.device_count() < 2:
+        raise SympruneError(f"Device map {how!r} needs several accelerators; use auto.")
+
+
 def choose_devices(
     streamed: StreamedModel, how: str, max_memory: Mapping[Any, int | str] | None = None
 ) -> list[torch.device]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
-from symprune.checkpoint.packed import open_shards, packed_names, weight_files
+from symprune.checkpoint.packed import weight_files
+from symprune.checkpoint.packed_shards import PackedShards, is_packed, open_shards
 from symprune.checkpoint.streamed_model import StreamedModel
+from symprune.errors import SympruneError
 from symprune.machine import compute
+from symprune.machine.foreign_files import check_links
 from symprune.models.hub import (
     Access,
     Origin,
@@ -23,25 +26,46 @@ from symprune.models.hub import (
     resolve,
 )
 from symprune.models.support import auto_class
+from symprune.runtime.layers import cast_packed, packed_parameters
 
 
 def load(
-    folder: str | Path, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+    folder: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    dequantize: bool = False,
+    trust_remote_code: bool = False,
 ) -> Any:
     """The causal LM in a folder, packed or not, in memory; nothing is written to disk.
 
     Args:
-        folder: A checkpoint in safetensors, as `save_pretrained` or `symprune pack` leaves it.
+        folder: A checkpoint in safetensors, as `save_pretrained`, `symprune pack` or `symprune
+            prune --values` leaves it.
         dtype: `auto`, as it is stored, or float32, bfloat16, float16.
         device: Where it is put: auto, cpu, cuda, cuda:1, mps, ...
+        dequantize: Whether a packed model gets plain weights, to train or to prune; else they
+            stay packed in memory and are multiplied from there.
         trust_remote_code: Whether Python code that comes with the model may run.
     """
     check_dtype(dtype)
     access = Access(trust_remote_code=trust_remote_code)
     where, origin = Path(folder), resolve(str(folder), access)
     source, config = open_shards(where), load_config(origin)
+    if is_packed_config(config):
+        if isinstance(source, PackedShards):
+            source.check()
+        model = load_model(origin, dtype, dequantize).to(pick_device(device))
+        model.tie_weights()  # some devices take what is one as two
+        return model
     streamed = StreamedModel(source, config, dtype, pick_device(device), trust_remote_code)
     return streamed.load_all()
+
+
+def is_packed_config(config: Any) -> bool:
+    """Whether a configuration says that its model is packed by symprune."""
+    found = getattr(config, "quantization_config", None)
+    return isinstance(found, dict) and found.get("quant_method") == "symprune"
 
 
 def local_folder(origin: Origin) -> Path | None:
@@ -63,33 +87,38 @@ def local_folder(origin: Origin) -> Path | None:
             folder = Path(fetched)
         except Exception as error:
             raise explain(origin, error) from error
+        check_links(folder)
         check_no_adapter(folder)
+    if not is_packed(folder) and is_packed_config(load_config(origin)):
+        return None  # a packed model that was saved from memory does not say how it was plain
     return folder if weight_files(folder) else None
 
 
 def load_with_tokenizer(
     name: str, dtype: str = "auto", device: str = "auto", access: Access | None = None
 ) -> tuple[Any, Any]:
-    """The causal LM and the tokenizer of MODEL, on `device` and in `dtype`."""
+    """The causal LM, with plain weights, and the tokenizer of MODEL, on `device` in `dtype`."""
     origin = resolve(name, access)
     return load_model(origin, dtype).to(pick_device(device)), load_tokenizer(origin)
 
 
 def load_computing(
-    origin: Origin, dtype: str, device: torch.device, asked: str
+    origin: Origin, dtype: str, device: torch.device, asked: str, dequantize: bool = True
 ) -> tuple[Any, torch.dtype]:
     """A model in memory, as a whole in the type it is computed in, and the type it is stored in."""
-    model = load_model(origin, dtype)
+    model = load_model(origin, dtype, dequantize)
     stored = model.dtype
     found = compute.pick(asked, stored, device)
     if found == torch.float32:
         compute.cast(model, stored, found)
+        cast_packed(model, stored, found)
     elif found != stored:
-        model = load_model(origin, compute.name_of(found))
+        model = load_model(origin, compute.name_of(found), dequantize)
     return model.to(device), stored
 
 
-def load_model(origin: Origin, dtype: str = "auto") -> Any:
+def load_model(origin: Origin, dtype: str = "auto", dequantize: bool = True) -> Any:
+    """The model in memory; of a packed one the weights stay packed unless they are to be plain."""
     from transformers import AutoModelForCausalLM
 
     check_dtype(dtype)
@@ -98,14 +127,14 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
     made_by = AutoModelForCausalLM
     if not origin.gguf_file:
         made_by = auto_class(load_config(origin), trusted)
-    if origin.is_local and packed_names(Path(origin.path)):
-        return load(origin.path, dtype=dtype, trust_remote_code=trusted)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:
         options |= {"dtype": "float32" if dtype == "auto" else dtype, **_dequantizing_option()}
     model: Any
     try:
         model = made_by.from_pretrained(origin.path, **options)
+    except SympruneError:
+        raise
     except Exception as error:
         raise explain(origin, error) from error
     if origin.gguf_file:
@@ -113,7 +142,7 @@ def load_model(origin: Origin, dtype: str = "auto") -> Any:
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-    return model
+    return model.dequantize() if dequantize and packed_parameters(model) else model
 
 
 def _dequantizing_option() -> dict[str, Any]:

@@ -18,48 +18,38 @@ from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_hea
 from symprune.engine.blocks import PrunedBlock
 from symprune.machine import durable
 from symprune.maskset import FILE_NAME, metadata
+from symprune.validation import parse_json
 
 
 class OutputFiles:
     """The files of the output folder."""
 
-    def __init__(self, folder: Path, streamed: StreamedModel, source: Shards, keep: bool) -> None:
+    def __init__(
+        self, folder: Path, streamed: StreamedModel, source: Shards, keep_types: bool
+    ) -> None:
         self.folder = folder
         self.streamed = streamed
         self.source = source
-        pruned = {m.parameter_name: m.parameter for m in streamed.layout.all_matrices()}
-        computed = set(streamed.names.keys_of(pruned))
-        self.files = {
-            name: OutputFile(folder / name, self._header(name, computed, keep))
-            for name in source.files
-        }
-        bits = [(name, torch.uint8, ((p.numel() + 7) // 8,)) for name, p in pruned.items()]
-        about = metadata({name: tuple(p.shape) for name, p in pruned.items()})
-        self.masks = OutputFile(folder / FILE_NAME, make_header(bits, about))
-
-    def _header(self, name: str, computed: set[str], keep: bool) -> bytes:
-        header, dtype = self.source.headers[name], self.streamed.dtype
-        tensors = []
-        for entry in header.entries:
-            stored = self.source.dtype(entry.name)
-            change = stored.is_floating_point and (not keep or entry.name in computed)
-            tensors.append((entry.name, dtype if change else stored, entry.shape))
-        if all(dtype == self.source.dtype(name) for name, dtype, _ in tensors):
-            return header.raw
-        return make_header(tensors, header.metadata)
+        headers = plain_headers(source, streamed, keep_types)
+        self.files = {name: OutputFile(folder / name, raw) for name, raw in headers.items()}
+        self.masks = OutputFile(folder / FILE_NAME, mask_header(streamed))
 
     @property
     def size(self) -> int:
         """Bytes the files take."""
         return sum(file.header.file_size for file in (*self.files.values(), self.masks))
 
+    def bits_per_weight(self) -> float:
+        """What a prunable weight takes."""
+        return 8 * self.streamed.dtype.itemsize
+
     def create(self) -> None:
         self.folder.mkdir(exist_ok=True)
         for file in (*self.files.values(), self.masks):
             file.create()
 
-    def is_there(self) -> bool:
-        """Whether the files an earlier attempt made are still there."""
+    def is_there(self, finished: int) -> bool:
+        """Whether the files an earlier attempt made, `finished` blocks of it, are still there."""
         files = (*self.files.values(), self.masks)
         return all(f.path.is_file() and f.path.stat().st_size == f.header.file_size for f in files)
 
@@ -69,8 +59,8 @@ class OutputFiles:
 
     def write_block(self, index: int, pruned: PrunedBlock) -> None:
         """The block that is in memory, and its masks, on the disk when this returns."""
-        model, kept = self.streamed.model, pruned.masks
-        values = {n: self._to_stored(n, model.get_parameter(n).data, kept[n]) for n in kept}
+        kept = pruned.masks
+        values = {n: to_stored(self.streamed, self.source, n, kept[n]) for n in kept}
         values = self.streamed.names.take_apart(values)
         used = {FILE_NAME: self.masks}
         for key in self.streamed.keys_of_block(index):
@@ -85,17 +75,6 @@ class OutputFiles:
         for file in used.values():
             file.sync()
 
-    def _to_stored(self, name: str, computed: Tensor, keep: Tensor) -> Tensor:
-        """A parameter in the type it is stored in. One that was computed in a type with fewer
-        digits gets back those it had, unless it was changed."""
-        dtype, narrow = self.streamed.dtype, self.streamed.compute
-        if computed.dtype == dtype or narrow == torch.float32:
-            return computed.to(dtype)
-        before = self.streamed.names.read(self.source, name).to(computed.device, dtype)
-        same = before.to(narrow) == computed
-        found = torch.where(same, before, computed.to(dtype))
-        return found.masked_fill_(~keep.to(found.device), 0)
-
     def write_rest(self) -> None:
         """What belongs to no block, and the index."""
         blocks = range(len(self.streamed))
@@ -108,11 +87,52 @@ class OutputFiles:
             file.close()
         index = self.source.folder / INDEX
         if index.is_file():
-            content = json.loads(index.read_text())
-            content.setdefault("metadata", {})["total_size"] = sum(
-                entry.size for file in self.files.values() for entry in file.header.entries
-            )
-            durable.write_text(self.folder / INDEX, json.dumps(content, indent=2) + "\n")
+            size = sum(e.size for file in self.files.values() for e in file.header.entries)
+            durable.write_text(self.folder / INDEX, index_of(index, size))
 
     def _file_of(self, key: str) -> OutputFile:
         return self.files[self.source.entries[key].file]
+
+
+def to_stored(streamed: StreamedModel, source: Shards, name: str, keep: Tensor) -> Tensor:
+    """A parameter of the block in memory in the type it is stored in. One that was computed in a
+    type with fewer digits gets back those it had, unless it was changed."""
+    computed = streamed.model.get_parameter(name).data
+    dtype, narrow = streamed.dtype, streamed.compute
+    if computed.dtype == dtype or narrow == torch.float32:
+        return computed.to(dtype)  # type: ignore[no-any-return]
+    before = streamed.names.read(source, name).to(computed.device, dtype)
+    same = before.to(narrow) == computed
+    found = torch.where(same, before, computed.to(dtype))
+    return found.masked_fill_(~keep.to(found.device), 0)
+
+
+def plain_headers(source: Shards, streamed: StreamedModel, keep_types: bool) -> dict[str, bytes]:
+    """The headers of the plain files: prunable matrices in the model's type, everything else as it
+    is, or in the model's type too."""
+    pruned = {matrix.parameter_name for matrix in streamed.layout.all_matrices()}
+    computed, dtype = set(streamed.names.keys_of(pruned)), streamed.dtype
+    found = {}
+    for name, header in source.headers.items():
+        tensors = []
+        for entry in header.entries:
+            stored = source.dtype(entry.name)
+            change = stored.is_floating_point and (not keep_types or entry.name in computed)
+            tensors.append((entry.name, dtype if change else stored, entry.shape))
+        same = all(dtype == source.dtype(name) for name, dtype, _ in tensors)
+        found[name] = header.raw if same else make_header(tensors, header.metadata)
+    return found
+
+
+def mask_header(streamed: StreamedModel) -> bytes:
+    """The header of the file of masks."""
+    pruned = {m.parameter_name: m.parameter for m in streamed.layout.all_matrices()}
+    bits = [(name, torch.uint8, ((p.numel() + 7) // 8,)) for name, p in pruned.items()]
+    return make_header(bits, metadata({name: tuple(p.shape) for name, p in pruned.items()}))
+
+
+def index_of(path: Path, size: int) -> str:
+    """An index like the one at `path`, of files that hold `size` bytes of tensors."""
+    content = parse_json(path.read_text())
+    content.setdefault("metadata", {})["total_size"] = size
+    return json.dumps(content, indent=2) + "\n"

@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from symprune.checkpoint.record import write_record
+from symprune.checkpoint.record import RECORD, is_ours, read_record, write_record
+from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
-from symprune.machine import durable
-from symprune.maskset import FILE_NAME, MaskSet
+from symprune.machine import durable, work_folder
+from symprune.maskset import FILE_NAME, PACKED, MaskSet
+from symprune.validation import parse_json
 
 PROCESSOR_FILES = (
     "preprocessor_config.json",
@@ -30,17 +31,60 @@ PROCESSOR_FILES = (
 )
 """What says how a vision-language model is given its pictures."""
 HEADROOM = 64 * 2**20
+SAFETENSORS = ".safetensors"
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Fail before any work when `output` exists or cannot be written."""
+def check_output(output: Path, force: bool, reads: Iterable[str | Path] = ()) -> None:
+    """Fail before any work when `output` exists or cannot be written. With force a folder that
+    symprune wrote may be replaced, but never what the work reads, nor the current folder."""
+    real = output.resolve()
+    for path in (Path(each).expanduser() for each in reads):
+        if path.exists() and path.resolve().is_relative_to(real):
+            raise SympruneError(f"The output {output} is or holds {path}, which is read.")
     if (output.exists() or output.is_symlink()) and not force:
         raise SympruneError(f"The output {output} exists; choose another or pass --force.")
+    if output.is_symlink():
+        raise SympruneError(f"The output {output} is a link; name the folder itself.")
     if output.exists() and not output.is_dir():
         raise SympruneError(f"The output {output} is a file, not a folder.")
+    if output.exists():
+        _check_replaceable(output, real)
     parent = _existing_parent(output)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise SympruneError(f"The output {output} cannot be created: {parent} is not writable.")
+
+
+def _check_replaceable(output: Path, real: Path) -> None:
+    """Refuse a folder that holds anything symprune did not write. What it wrote has a record, which
+    says what else there is, or is packed."""
+    if Path.cwd().is_relative_to(real):
+        raise SympruneError(f"The output {output} is or holds the current folder.")
+    names = {path.name for path in output.iterdir()}
+    if not names:
+        return
+    record = read_record(output)
+    if not is_ours(record) and not _is_packed_by_us(output):
+        raise SympruneError(
+            f"The output {output} was not written by symprune, so --force does not replace it."
+        )
+    if record is None or not isinstance(record.get("files"), list):
+        return
+    weights = {name for name in names if name.startswith("model") and name.endswith(SAFETENSORS)}
+    known = {*map(str, record["files"]), RECORD, PACKED, FILE_NAME, INDEX, *weights}
+    if names - known:
+        raise SympruneError(
+            f"The output {output} holds {min(names - known)}, which symprune did not write, so "
+            "--force does not replace it."
+        )
+
+
+def _is_packed_by_us(folder: Path) -> bool:
+    """Whether the folder's manifest is one of symprune's."""
+    try:
+        with (folder / PACKED).open("rb") as file:
+            return b'"symprune-packed"' in file.read(256)
+    except OSError:
+        return False
 
 
 def check_room(output: Path, needed: int) -> None:
@@ -67,20 +111,15 @@ def whole_folder(output: Path) -> Iterator[Path]:
     output = output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    except OSError as error:
-        raise durable.explain(output, error) from error
-    try:
-        yield work
-        work.chmod(0o755)
-        publish(work, output)
+        work_folder.remove_left_over(output)
+        with work_folder.temporary(output, work_folder.NEW) as work:
+            yield work
+            publish(work, output)
     except Exception as error:
         explained = durable.explain(output, error)
         if explained is error:
             raise
         raise explained from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def publish(work: Path, output: Path) -> None:
@@ -91,19 +130,22 @@ def publish(work: Path, output: Path) -> None:
 
 
 def _replace_folder(work: Path, output: Path) -> None:
-    """An old folder goes only once the new one stands."""
+    """An old folder goes only once the new one stands, and only if it is symprune's still."""
     if not output.exists():
         work.rename(output)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
-    output.rename(old / "folder")
-    try:
-        work.rename(output)
-    except OSError:
-        (old / "folder").rename(output)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    _check_replaceable(output, output.resolve())
+    if work_folder.swap(work, output):
+        shutil.rmtree(work, ignore_errors=True)
+        return
+    with work_folder.temporary(output, work_folder.OLD) as old:
+        old.rmdir()
+        output.rename(old)
+        try:
+            work.rename(output)
+        except OSError:
+            old.rename(output)
+            raise
 
 
 def save(
@@ -126,7 +168,8 @@ def write_around(
     folder: Path, source: Path, model: Any, tokenizer: Any | None, dtype: str = "auto"
 ) -> None:
     """What a checkpoint has beside its weights: as it is in `source`, and the tokenizer."""
-    config = json.loads((source / "config.json").read_text())
+    config = parse_json((source / "config.json").read_text())
+    config.pop("quantization_config", None)  # of a packed source; any other is refused
     if dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = dtype

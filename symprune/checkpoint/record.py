@@ -11,6 +11,7 @@ from typing import Any
 from symprune import __version__
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.validation import parse_json
 
 RECORD = "symprune.json"
 PASSING = ("seconds", "peak_memory_bytes")
@@ -18,9 +19,10 @@ PASSING = ("seconds", "peak_memory_bytes")
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """What was done."""
+    """What was done, and which files the folder has because of it."""
     lasting = {name: value for name, value in record.items() if name not in PASSING}
-    text = json.dumps({"versions": versions(), **lasting}, indent=2)
+    files = sorted(path.name for path in folder.iterdir() if path.name != RECORD)
+    text = json.dumps({"versions": versions(), **lasting, "files": files}, indent=2)
     durable.write_text(folder / RECORD, text + "\n")
 
 
@@ -30,10 +32,16 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        record = parse_json(path.read_text())
+    except (OSError, ValueError) as error:
         raise SympruneError(f"{path} is not a readable record.") from error
     return record if isinstance(record, dict) else None
+
+
+def is_ours(record: dict[str, Any] | None) -> bool:
+    """Whether a record is one that `write_record` wrote."""
+    made = record.get("versions") if record else None
+    return isinstance(made, dict) and "symprune" in made
 
 
 def versions() -> dict[str, str]:

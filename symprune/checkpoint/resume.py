@@ -1,15 +1,14 @@
 """What an interrupted run leaves behind, so that the same command goes on where it was.
 
-Beside the output grows a hidden folder: the files of the output, made at full size and filled block
-by block, and `progress.json`, replaced as a whole after every block whose tensors are on the disk.
-Hidden states are kept at some block boundaries only: a run that goes on passes them through the
-finished blocks behind the last boundary. The input is never changed, so a block cut short is simply
-done again.
+Beside the output grows a hidden folder, marked as ours: the files of the output, made at full size
+and filled block by block, and `progress.json`, replaced as a whole after every block whose tensors
+are on the disk. Hidden states are kept at some block boundaries only: a run that goes on passes
+them through the finished blocks behind the last boundary. The input is never changed, so a block
+cut short is simply done again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -23,13 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.output_folder import publish
+from symprune.checkpoint.output_folder import folder_size, publish
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.machine.work_folder import clear, hold, remove_left_over
+from symprune.validation import parse_json
 
 FILE = "progress.json"
 OUTPUT = "output"
-LOCK = "lock"
+READY = "ready"
 KEEPING = 0.05
 """At most this share of the time goes into keeping hidden states."""
 
@@ -50,10 +51,13 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
     if not owner:
         yield work
         return
-    with _lock(work, output, restart):
+    with hold(work, output):
+        if restart:
+            clear(work)
+        remove_left_over(output.absolute())
         try:
             yield work
-            publish(work / OUTPUT, output.absolute())
+            _publish(work, output.absolute())
             shutil.rmtree(work)
         except BaseException as error:
             finished = _count_finished(work)
@@ -66,35 +70,38 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
             raise explained from error
 
 
-@contextmanager
-def _lock(work: Path, output: Path, restart: bool) -> Iterator[None]:
+def _publish(work: Path, output: Path) -> None:
+    """Put the finished folder in the place of `output`. It has another name meanwhile: a run that
+    comes after a kill does not take the old output, which is there then, for it."""
+    durable.sync_tree(work / OUTPUT)
+    ready = work / READY
+    shutil.rmtree(ready, ignore_errors=True)  # of a run that was killed here
+    (work / OUTPUT).rename(ready)
+    new = ready.stat().st_ino
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        file = (work / LOCK).open("w")
-    except OSError as error:
-        raise durable.explain(output, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SympruneError(f"Another process is writing {output}.") from None
-        if restart:
-            _clear(work)
-        yield
+        publish(ready, output)
+    except BaseException:
+        if ready.exists() and ready.stat().st_ino == new:
+            ready.rename(work / OUTPUT)
+        raise
 
 
-def _clear(work: Path) -> None:
-    for path in work.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
+def describe_kept(output: Path) -> str:
+    """What an interrupted run of `output` leaves behind, and what that is good for."""
+    work = work_folder(output)
+    finished = _count_finished(work)
+    if finished == 0:
+        return "Interrupted before a block was finished: nothing is kept."
+    size = folder_size(work) / 1e6
+    blocks = "1 finished block is" if finished == 1 else f"{finished} finished blocks are"
+    kept = f"{blocks} kept in {work} ({size:,.1f} MB)"
+    return f"Interrupted: {kept}; the same command goes on from there."
 
 
 def _count_finished(work: Path) -> int:
     try:
-        return int(json.loads((work / FILE).read_text())["finished"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(parse_json((work / FILE).read_text())["finished"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
 
 
@@ -116,21 +123,42 @@ class Progress:
     def open(cls, folder: Path, run: dict[str, Any], output: Path, owner: bool = True) -> Progress:
         """The progress of `run`, or a fresh one; a sentence when another run was begun here."""
         try:
-            read = json.loads((folder / FILE).read_text())
+            read = parse_json((folder / FILE).read_text())
         except FileNotFoundError:
-            _clear(folder)
-            begun = cls(folder, owner, run)
-            begun.save()
-            return begun
-        except (OSError, ValueError) as error:
+            return cls._begin(folder, owner, run)
+        except (OSError, ValueError, RecursionError) as error:
             raise SympruneError(f"{folder / FILE} cannot be read: {error}.") from error
+        if not cls._is_progress(read):
+            raise SympruneError(
+                f"{folder / FILE} was not written by symprune; pass --restart to begin anew."
+            )
         changed = differences(read["run"], json.loads(json.dumps(run)))
+        if changed and not (folder / OUTPUT).exists():
+            return cls._begin(folder, owner, run)  # nothing is there to go on with
         if changed:
             raise SympruneError(
                 f"An unfinished run of {output} differs in {'; '.join(changed)}. Repeat its "
                 "command to go on with it, or pass --restart to throw it away."
             )
         return cls(folder, owner, **read)
+
+    @classmethod
+    def _begin(cls, folder: Path, owner: bool, run: dict[str, Any]) -> Progress:
+        clear(folder)
+        begun = cls(folder, owner, run)
+        begun.save()
+        return begun
+
+    @classmethod
+    def _is_progress(cls, read: Any) -> bool:
+        """Whether a value has the fields of a progress, each of its kind."""
+        begun = vars(cls(Path(), True, {}))
+        kinds = {name: type(value) for name, value in begun.items()}
+        del kinds["folder"], kinds["owner"]
+        if not isinstance(read, dict) or read.keys() != kinds.keys():
+            return False
+        alike = all(type(read[name]) is kind for name, kind in kinds.items())
+        return alike and 0 <= read["hidden"] <= read["finished"]
 
     def save(self) -> None:
         """On the disk, as a whole; by its owner alone."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from symprune.checkpoint.output_files import OutputFiles
+from symprune.checkpoint.packed_files import PackedFiles
 from symprune.checkpoint.resume import HiddenStates, Progress
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
@@ -28,7 +29,7 @@ class StreamedBlocks(Blocks):
     def __init__(
         self,
         streamed: StreamedModel,
-        files: OutputFiles,
+        files: OutputFiles | PackedFiles,
         progress: Progress,
         allocate: Allocate | None = None,
         at_once: int = 1,

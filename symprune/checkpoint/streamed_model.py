@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +43,7 @@ class StreamedModel:
         compute: torch.dtype | None = None,
     ) -> None:
         """dtype is the type the weights have, compute the one they are computed in, if another."""
+        config = without_packing(config)
         if getattr(config, "quantization_config", None):
             raise SympruneError("The model is quantised; a model in 16 or 32 bits can be pruned.")
         self.source = source
@@ -102,14 +104,15 @@ class StreamedModel:
             memory.return_free_pages()
 
     @contextmanager
-    def around(self, head: bool = False) -> Iterator[None]:
+    def around(self, head: bool = False, source: Source | None = None) -> Iterator[None]:
         """The parts around the blocks with their weights, with or without the head."""
+        source = source or self.source
         tied = getattr(self.model, "all_tied_weights_keys", {})
         wanted = self._around
         if not head and not tied:
             wanted = [name for name in wanted if not name.startswith(self._head())]
         try:
-            self.names.load(self.source, wanted, self.device)
+            self.names.load(source, wanted, self.device)
             if tied:
                 missing = set(self.model.state_dict()) - set(self.names.sources)
                 self.model.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -164,6 +167,16 @@ class StreamedModel:
     def _check_there(self, name: str) -> None:
         if self.model.get_parameter(name).is_meta:
             raise SympruneError(f"The checkpoint has no weights for {name}.")
+
+
+def without_packing(config: Any) -> Any:
+    """The configuration of the plain model, where it says that a model is packed by symprune."""
+    found = getattr(config, "quantization_config", None)
+    if not isinstance(found, dict) or found.get("quant_method") != "symprune":
+        return config
+    plain = copy(config)
+    del plain.quantization_config
+    return plain
 
 
 def stored_dtype(asked: str, config: Any, source: Source | None = None) -> torch.dtype:

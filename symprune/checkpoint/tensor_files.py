@@ -1,5 +1,4 @@
-"""A checkpoint's safetensors files, one tensor at a time: read through a memory map, written in
-place.
+"""A checkpoint's safetensors files, one tensor at a time: read and written in place.
 
 A file's header says where every tensor lies, so an output file can be made at its full size before
 the first tensor is known, and tensors arrive in any order. What is read or written leaves the
@@ -9,24 +8,31 @@ process's memory at once; only tensors asked for stay.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.machine import durable
+from symprune.machine.foreign_files import check_file_names
+from symprune.maskset import FILE_NAME
+from symprune.validation import parse_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ENDING = ".safetensors"
 CHUNK = 8 * 2**20
+ADVICE = 2 * 2**20
 LARGEST_HEADER = 100 * 2**20
+LARGEST_SIZE = 2**40
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -84,12 +90,18 @@ def read_header(path: Path) -> Header:
 
 def parse_header(raw: bytes, file: str) -> Header:
     """What the first bytes of a file say; `ValueError` and the like when they make no sense."""
-    described = json.loads(raw[8:])
+    described = parse_json(raw[8:])
     metadata = described.pop("__metadata__", {})
+    if not all(isinstance(said, str) for said in metadata.values()):
+        raise ValueError("its metadata is not text")
     entries = []
     for name, about in described.items():
         begin, end = about["data_offsets"]
         shape = tuple(about["shape"])
+        if not all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in shape):
+            raise ValueError(f"the shape {list(shape)} of {name} is not one")
+        if type(begin) is not int or type(end) is not int:
+            raise ValueError(f"the place of {name} is not one")
         if about["dtype"] not in DTYPES:
             raise ValueError(f"the type {about['dtype']} of {name} is unknown")
         if end - begin != int(np.prod(shape, dtype=object)) * DTYPES[about["dtype"]].itemsize:
@@ -135,7 +147,7 @@ class Shards:
         self.entries: dict[str, TensorEntry] = {}
         for header in self.headers.values():
             self.entries |= {entry.name: entry for entry in header.entries}
-        self._maps: dict[str, mmap.mmap] = {}
+        self._opened: dict[str, BinaryIO] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -151,21 +163,18 @@ class Shards:
         entry = self.entries[name]
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         into = tensor.reshape(-1).view(torch.uint8).numpy()
-        place = 0
-        for chunk in self.chunks(name):
-            into[place : place + len(chunk)] = chunk
-            place += len(chunk)
+        for place in range(0, entry.size, CHUNK):
+            self._fill(into[place : place + CHUNK], entry, place)
         return tensor
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:
         """A tensor's bytes, a few at a time; a piece is valid until the next is asked for."""
         entry = self.entries[name]
-        mapped = self._map(entry.file)
-        for start in range(entry.start, entry.start + entry.size, CHUNK):
-            length = min(CHUNK, entry.start + entry.size - start)
-            yield np.frombuffer(mapped, np.uint8, length, start)
-            # All of the map: the system also maps pages around those that were asked for.
-            mapped.madvise(mmap.MADV_DONTNEED)
+        buffer = np.empty(min(CHUNK, entry.size), np.uint8)
+        for place in range(0, entry.size, CHUNK):
+            piece = buffer[: min(CHUNK, entry.size - place)]
+            self._fill(piece, entry, place)
+            yield piece
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Ask the system to bring these tensors into its file cache while other work goes on."""
@@ -174,15 +183,30 @@ class Shards:
             threading.Thread(target=self._will_need, args=(wanted,), daemon=True).start()
 
     def _will_need(self, wanted: list[TensorEntry]) -> None:
+        """In pieces: the system reads so much ahead for one advice and forgets the rest."""
         for entry in wanted:
-            with (self.folder / entry.file).open("rb") as file:
-                os.posix_fadvise(file.fileno(), entry.start, entry.size, os.POSIX_FADV_WILLNEED)
+            end = entry.start + entry.size
+            with suppress(OSError), (self.folder / entry.file).open("rb") as file:
+                for start in range(entry.start, end, ADVICE):
+                    size = min(ADVICE, end - start)
+                    os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
 
-    def _map(self, file: str) -> mmap.mmap:
-        if file not in self._maps:
-            with (self.folder / file).open("rb") as opened:
-                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._maps[file]
+    def _fill(self, into: np.ndarray, entry: TensorEntry, place: int) -> None:
+        """Bytes of a tensor, from `place` on. A file that is cut short meanwhile is told; behind a
+        memory map it would end the process."""
+        path, rest = self.folder / entry.file, into.data
+        start = entry.start + place
+        try:
+            if entry.file not in self._opened:
+                self._opened[entry.file] = path.open("rb", buffering=0)
+            opened = self._opened[entry.file].fileno()
+            while rest:
+                count = os.preadv(opened, [rest], start)
+                if count == 0:
+                    raise SympruneError(f"{path} became shorter while it was read.")
+                rest, start = rest[count:], start + count
+        except OSError as error:
+            raise SympruneError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -190,9 +214,12 @@ def shard_names(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.is_file():
         try:
-            found = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            found = sorted(set(parse_json(index.read_text())["weight_map"].values()), key=str)
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise SympruneError(f"{index} is not a readable index.") from error
+        check_file_names(found, ENDING, index)
+        if FILE_NAME in found:
+            raise SympruneError(f"{index} names {FILE_NAME}, which is where masks are kept.")
         for name in found:
             if not (folder / name).is_file():
                 raise SympruneError(f"{folder} is not complete: {name} is missing.")
@@ -212,7 +239,7 @@ class OutputFile:
     def create(self) -> None:
         """Take the room on the disk, so that it is known now whether there is enough."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.posix_fallocate(self._file, 0, self.header.file_size)
+        durable.take_room(self._file, self.header.file_size)
         self._put(0, memoryview(self.header.raw))
 
     def write(self, name: str, tensor: Tensor) -> None:

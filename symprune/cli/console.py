@@ -1,10 +1,17 @@
-"""What a person sees while work goes on: one line of what is happening, bars, and errors."""
+"""What a person sees while work goes on: one line of what is happening, bars, and errors.
+
+No text is markup here: names and sentences are shown as they are. What is to have a style is a
+`rich.text.Text`.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
+import traceback
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,10 +30,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from symprune.errors import SympruneError
+from symprune.errors import Interrupted, SympruneError
 
-out = Console()
-err = Console(stderr=True)
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
+
+DEBUG = "--debug"
+INTERRUPTED = 130  # the shell's exit code of what Ctrl-C ended
 
 STAGES = {
     "embed": "embedding",
@@ -38,12 +48,76 @@ STAGES = {
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; what it cannot do is one sentence and exit code 2."""
+    """Run a command. What it cannot do is one sentence and exit code 2, what nobody foresaw one
+    sentence and exit code 1; --debug, anywhere behind the command, shows where it happened."""
+    debug = take_debug(sys.argv)
+    try:
+        _run_to_the_end(command)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            complain("Interrupted.")
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exception(error, file=sys.stderr)
+        complain(describe(error, debug))
+        known = isinstance(error, SympruneError)
+        sys.exit(INTERRUPTED if isinstance(error, Interrupted) else 2 if known else 1)
+
+
+def _run_to_the_end(command: Callable[[], object]) -> None:
+    """With all that was printed where it should be: a full disk shows when that is written out."""
     try:
         command()
-    except SympruneError as error:
-        err.print(f"[bold red]Error:[/bold red] {error}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+    finally:
+        try:
+            if sys.stdout is not None:  # as it is where a shell closed it
+                sys.stdout.flush()
+        except OSError as error:
+            # Python would try again at its end, and fail with words of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno == errno.EPIPE:  # whoever read it has had enough
+                sys.exit(1)
+            raise
+
+
+def take_debug(arguments: list[str]) -> bool:
+    """Whether --debug is among the options; it is taken out, since every command has it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [argument for argument in arguments[:end] if argument != DEBUG]
+    found = len(kept) < end
+    arguments[:end] = kept
+    return found
+
+
+def describe(error: Exception, debug: bool = False) -> str:
+    """The sentence for an error, foreseen or not."""
+    if isinstance(error, SympruneError):
+        return str(error)
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"The disk is full: {error.filename or 'what is printed'} could not be written"
+    elif isinstance(error, MemoryError) or _tells_of_memory(error):
+        what = f"There is not enough memory ({said or type(error).__name__})"
+    else:
+        what = f"Something unexpected happened: {type(error).__name__}{f': {said}' if said else ''}"
+    return f"{what}." if debug else f"{what}; pass {DEBUG} to see where."
+
+
+def _tells_of_memory(error: Exception) -> bool:
+    told = ("can't allocate memory", "Cannot allocate memory", "out of memory")
+    return type(error).__name__ == "OutOfMemoryError" or any(each in str(error) for each in told)
+
+
+def complain(sentence: str) -> None:
+    """Why a command ends here."""
+    said = Text.assemble(("Error:", "bold red"), " ", strip_controls(sentence))
+    err.print(said, highlight=False, soft_wrap=True)
+
+
+def strip_controls(text: str) -> str:
+    """Text without what would steer the terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
 class Display:
@@ -58,7 +132,7 @@ class Display:
     def tell(self, message: str) -> None:
         if self.progress.disable:
             return
-        self.progress.console.print(f"[dim]{message}[/dim]", highlight=False)
+        self.progress.console.print(Text(strip_controls(message), style="dim"))
 
     def show(self, figures: dict[str, Any]) -> None:
         """A step of a run, with its speed and the memory it takes."""
@@ -116,12 +190,12 @@ def display(speaking: bool = True) -> Iterator[Display]:
     """A live display for the length of a command; silent in all processes but one."""
     progress = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=5 if narrow() else 30),
         _WholeSteps(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[figures]}[/dim]"),
+        TextColumn("{task.fields[figures]}", style="dim", markup=False),
         console=err,
         disable=not speaking,
     )
@@ -138,20 +212,33 @@ class _WholeSteps(ProgressColumn):
 
 def say_saved(place: object) -> None:
     """Where a result is."""
-    out.print(f"Saved to [bold]{place}[/bold]", highlight=False, soft_wrap=True)
+    say("Saved to ", (str(place), "bold"))
+
+
+def say(*parts: str | tuple[str, str]) -> None:
+    """A line made of text, and of text with a style."""
+    plain = [
+        strip_controls(p) if isinstance(p, str) else (strip_controls(p[0]), p[1]) for p in parts
+    ]
+    out.print(Text.assemble(*plain), highlight=False, soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """Text of a user or a model, as it is but for what would steer the terminal."""
+    out.file.write(strip_controls(text))
+    out.file.flush()
 
 
 def notes(messages: Iterable[str]) -> None:
     """What the user should know about a result."""
     for message in messages:
-        out.print(f"[yellow]Note:[/yellow] {message}", highlight=False)
+        out.print(Text.assemble(("Note:", "yellow"), " ", strip_controls(message)), highlight=False)
 
 
 def prepare_libraries() -> None:
     """Before transformers and datasets are imported: keep their bars and advice out of the way of
     ours, and spare the user minutes of retries where there is no network."""
-    if not online():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    mind_network()
     import datasets
     from huggingface_hub.utils import logging as hub_logging
     from transformers import modeling_gguf_pytorch_utils as gguf
@@ -163,6 +250,12 @@ def prepare_libraries() -> None:
     gguf.tqdm = lambda items, **_: items  # the one bar that has no switch
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+
+
+def mind_network() -> None:
+    """Tell libraries that have not been imported yet that there is no network, if so."""
+    if not online():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def online() -> bool:

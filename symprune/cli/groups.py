@@ -26,6 +26,14 @@ ValuesName = Annotated[
         rich_help_panel=VALUES,
     ),
 ]
+ValuesSolve = Annotated[
+    str | None,
+    typer.Option(
+        help="How the values are found: descent, gptq, or nearest, which needs no text. "
+        "[dim]\\[default: descent][/dim]",
+        rich_help_panel=VALUES,
+    ),
+]
 ValuesHead = Annotated[
     str | None,
     typer.Option(
@@ -76,8 +84,10 @@ class Choosing:
 
     def build(self, **others: Any) -> Recipe:
         """The recipe these options and `others` (None: not given) describe."""
+        from symprune.criteria import allow_code
         from symprune.recipe import Recipe
 
+        allow_code(self.method)
         if self.sparsity is not None and self.pattern is not None:
             raise SympruneError("Give --sparsity or --pattern, not both.")
         changes = o.select_given(
@@ -124,11 +134,13 @@ class Valuing:
     """What grids the weights are on."""
 
     values: ValuesName = None
+    values_solve: ValuesSolve = None
     values_head: ValuesHead = None
 
     def apply(self, recipe: Recipe) -> Recipe:
         """The recipe with them; `none` takes away what it has."""
-        recipe = o.with_step(recipe, "values", self.values, {})
+        solve = o.select_given(solve=self.values_solve)
+        recipe = o.with_step(recipe, "values", self.values, solve)
         if self.values_head is None:
             return recipe
         head = None if self.values_head == "none" else self.values_head

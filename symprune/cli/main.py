@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from symprune import __version__
-from symprune.cli import console, measure, pack, prune
+from symprune.cli import console, measure, pack, prune, run
 from symprune.fed.cli.main import app as federated
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.command()(prune.sweep)
 app.command("eval")(measure.evaluate)
 app.command()(measure.inspect)
 app.command()(measure.report)
+app.command()(run.bench)
+app.command()(run.generate)
 app.command()(pack.pack)
 app.command()(pack.unpack)
 app.add_typer(federated, name="fed")
@@ -32,6 +34,9 @@ app.add_typer(federated, name="fed")
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[
+        bool, typer.Option(console.DEBUG, help="Of any command: show where an error happened.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"symprune {__version__}")
@@ -55,7 +60,7 @@ def models() -> None:
 def methods() -> None:
     """List the pruning criteria, their formulas and parameters.
 
-    W is [out, in]; x and y are the norms of a layer's input and output channels, r and c the l1
+    W is \\[out, in]; x and y are the norms of a layer's input and output channels, r and c the l1
     norms of a weight's row and column.
     """
     from symprune import criteria

@@ -13,6 +13,7 @@ from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, TrustRemoteCode, expand
 from symprune.errors import SympruneError
+from symprune.machine import durable
 
 
 @expand
@@ -59,6 +60,7 @@ def evaluate(
     """
     if not tasks and (task_data or limit or batch_size != "auto"):
         raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
     record: dict[str, object] = {"model": model}
     if tasks:
@@ -72,7 +74,7 @@ def evaluate(
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
-            loaded, _ = load_computing(origin, dtype, where, compute_dtype)
+            loaded, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
             tokenizer = hub.load_tokenizer(origin)
         result = zeroshot.evaluate(
             loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
@@ -105,12 +107,13 @@ def inspect(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show how sparse a saved model is, matrix by matrix, and the recipe that made it."""
-    from symprune.checkpoint.record import read_record
+    from symprune.checkpoint.record import is_ours, read_record
     from symprune.eval.tables import percent
     from symprune.jobs.inspect import inspect_folder
 
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
+    durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
     facts = inspect_folder(folder, trust_remote_code)
     table = Table("matrix", "shape", "zeros", "sparsity", "pattern")
@@ -122,19 +125,22 @@ def inspect(
     share = percent(zeros / size)
     console.out.print(f"All of them: {zeros:,} of {size:,} weights are zero, {share}.")
     record = read_record(folder)
-    if record:
-        console.out.print(f"Made by symprune {record['versions']['symprune']} with this recipe:")
-        console.out.print_json(json.dumps(record["recipe"]))
+    recipe = record.get("recipe") if record and is_ours(record) else None
+    if record and recipe is not None:
+        console.say(f"Made by symprune {record['versions']['symprune']} with this recipe:")
+        console.out.print_json(json.dumps(recipe))
     else:
         console.out.print("No symprune.json: the recipe is unknown.")
     matrices = [{**vars(f), "sparsity": f.sparsity} for f in facts]
-    recipe = record["recipe"] if record else None
     o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
 
 
 def report(
     source: Annotated[
-        Path, typer.Argument(help="A pruned model's folder, or the .jsonl file of a sweep.")
+        Path,
+        typer.Argument(
+            help="A pruned model's folder, the .jsonl file of a sweep or the .json file of a bench."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path(
         "report.html"
@@ -144,7 +150,7 @@ def report(
     ] = None,
     force: o.Force = False,
 ) -> None:
-    """Draw a run or a sweep as one HTML page that needs no network to view."""
+    """Draw a run, a sweep or a bench as one HTML page that needs no network to view."""
     from symprune.eval.report import write
 
     page = write(source, output, force=force, matrix=matrix)

@@ -36,6 +36,7 @@ Output = Annotated[
     typer.Option("--output", "-o", help="Output folder. [dim]\\[default: MODEL-METHOD-50][/dim]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+JSON = b"{"
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the result to this file, as JSON.")
 ]

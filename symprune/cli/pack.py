@@ -48,8 +48,6 @@ def _do(
         sizes = action(folder, output, force, lambda done, total: shown.begin(done, total, name))
     before, after = sizes["before"], sizes["after"]
     share = f"{100 * after / before:.1f} %"
-    console.out.print(
-        f"{size(before)} in {folder}, {size(after)} in [bold]{output}[/bold]: {share}",
-        highlight=False,
-        soft_wrap=True,
+    console.say(
+        f"{size(before)} in {folder}, {size(after)} in ", (str(output), "bold"), f": {share}"
     )

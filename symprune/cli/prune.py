@@ -11,6 +11,7 @@ import typer
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, Running, Valuing, expand
+from symprune.errors import Interrupted
 
 
 @expand
@@ -75,6 +76,13 @@ def refine_masks(
     masks: Annotated[
         Path, typer.Option(help="Folder or file with the masks to start from (masks.safetensors).")
     ],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="The criterion that made them; needed if it is your own module:function. "
+            "[dim]\\[as recorded][/dim]"
+        ),
+    ] = None,
     refine: Annotated[
         str, typer.Option(help="How to refine them: dsnot, r2-dsnot or swap.")
     ] = "dsnot",
@@ -98,12 +106,14 @@ def refine_masks(
     run that made the masks, unless given here. Its other steps are not repeated: without --update
     the kept weights have the dense model's values.
     """
+    from symprune.criteria import allow_code
     from symprune.jobs import pruning
 
     changes = o.select_given(
         calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
     )
-    made = pruning.recipe_of(masks)
+    allow_code(method)
+    made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
         refine=None, update=None, allocate=None, values=None, values_head=None, **changes
     )
@@ -121,13 +131,18 @@ def refine_masks(
 
 
 def _do(job: Any, json_file: Path | None) -> None:
+    from symprune.checkpoint import resume
     from symprune.eval import tables
     from symprune.jobs import pruning
-    from symprune.machine import distributed
+    from symprune.machine import distributed, durable
 
+    durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
-    with console.display(distributed.is_first()) as shown:
-        record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
+    try:
+        with console.display(distributed.is_first()) as shown:
+            record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
+    except KeyboardInterrupt as error:
+        raise Interrupted(resume.describe_kept(job.folder)) from error
     distributed.stop()
     if not distributed.is_first():
         return
@@ -158,6 +173,13 @@ def sweep(
             "--output", "-o", help="Results, one JSON line per cell; an existing file is continued."
         ),
     ] = Path("sweep.jsonl"),
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A criterion of your own that the grid may name; repeatable.",
+        ),
+    ] = None,
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
@@ -176,12 +198,16 @@ def sweep(
       refinements: \\[null, dsnot, {name: r2-dsnot, layers: all}]
     """
     from symprune.checkpoint.load import load_computing
+    from symprune.criteria import allow_code
     from symprune.eval import tables
-    from symprune.jobs.sweep import Grid, Sweep, over_seeds
+    from symprune.jobs.sweep import Grid, Sweep, check_results, over_seeds
     from symprune.models import hub
 
+    for name in method or []:
+        allow_code(name)
     chosen = Grid.load(grid)
     chosen.recipes()
+    check_results(output)
     console.prepare_libraries()
     with console.display() as shown:
         shown.tell(f"Loading {model}")
@@ -190,6 +216,10 @@ def sweep(
         tokenizer = hub.load_tokenizer(origin)
         name = f"{model}@{loading.revision}" if loading.revision else model
         job = Sweep(loaded, tokenizer, name, chosen, output, stored)
-        results = job.run(shown.watch, shown.watch_eval, shown.begin)
+        try:
+            results = job.run(shown.watch, shown.watch_eval, shown.begin)
+        except KeyboardInterrupt as error:
+            kept = f"Interrupted: finished cells are kept in {output}; the same command goes on."
+            raise Interrupted(kept) from error
     console.out.print(tables.sweep(over_seeds(results)))
-    console.out.print(f"{len(results)} cells in [bold]{output}[/bold]", soft_wrap=True)
+    console.say(f"{len(results)} cells in ", (str(output), "bold"))

@@ -19,7 +19,7 @@ from symprune import calibration
 from symprune.errors import SympruneError
 from symprune.models.hub import max_length
 from symprune.recipe import BOS
-from symprune.token_loss import loss
+from symprune.token_loss import check_vocabulary, loss
 from symprune.validation import check_choice
 
 AS_PUBLISHED = ("llama", "opt")
@@ -103,7 +103,9 @@ def in_memory(model: Any) -> Losses:
 
     @torch.no_grad()
     def losses(windows: Tensor, predicted: list[slice]) -> list[float]:
-        training, device = model.training, model.get_input_embeddings().weight.device
+        embeddings = model.get_input_embeddings().weight
+        check_vocabulary(windows, embeddings)
+        training, device = model.training, embeddings.device
         model.eval()
         try:
             rows = (row[None].to(device) for row in windows)

@@ -105,7 +105,7 @@ def prune(
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)
     if base is not None:
-        _check_can_start_from_masks(recipe)
+        _check_can_start_from_masks(recipe, base, layout)
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
@@ -145,7 +145,8 @@ def _check_types(model: Any, recipe: Any) -> None:
         )
 
 
-def _check_can_start_from_masks(recipe: Recipe) -> None:
+def _check_can_start_from_masks(recipe: Recipe, base: MaskSet, layout: Layout) -> None:
+    base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
     update = recipe.weight_update
     if update is not None and update.finds_mask:
         raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
@@ -355,11 +356,11 @@ def _prune_matrix(
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
     )
-    if decision.values is not None:  # what is written are their codes
-        matrix.weight.copy_(decision.weight)
-    elif decision.weight is not None:
-        # Rounded now: the blocks behind this one are to see the weights that will be written.
-        matrix.weight.copy_(decision.weight.to(plan.stored or weight.dtype))
+    if decision.weight is not None:
+        # Rounded now: the blocks behind this one are to see the weights that will be written. Of
+        # values on a grid these are the codes.
+        stored = weight.dtype if decision.values is not None else plan.stored or weight.dtype
+        matrix.weight.copy_(decision.weight.to(stored))
     matrix.apply(decision.keep)
     report.layers.append(replace(layer, figures=decision.figures))
     return decision.keep, decision.values

@@ -6,19 +6,17 @@ The model stays on disk, as in `run`, if it is made of safetensors files.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from symprune import calibration
 from symprune.checkpoint.load import load_computing, local_folder
-from symprune.checkpoint.packed import open_shards
-from symprune.checkpoint.record import read_record
+from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.engine import bos
-from symprune.engine.bos import Bos
 from symprune.engine.tokens import cap_seqlen
 from symprune.eval.perplexity import perplexity
 from symprune.jobs import streamed_perplexity
+from symprune.jobs.measures import read_bos
 from symprune.machine import compute
 from symprune.models import hub
 from symprune.validation import check_choice
@@ -50,7 +48,7 @@ def evaluate(
     folder = local_folder(origin)
     if folder is None:
         tell(f"Loading {model_name}")
-        model, _ = load_computing(origin, dtype, where, compute_dtype)
+        model, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
         computed = model.dtype
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")
@@ -60,7 +58,8 @@ def evaluate(
         source = open_shards(folder)
         computed = compute.pick(compute_dtype, stored_dtype(dtype, config, source), where)
         streamed = StreamedModel(source, config, dtype, where, trusted, computed)
-        found = _read_bos(folder, begin) or bos.decide(
+        kept = read_bos(folder) if begin == "auto" else None
+        found = kept or bos.decide(
             begin, tokenizer, config, streamed_perplexity.losses_of(streamed)
         )
         at_once = streamed_perplexity.windows_at_once(streamed, seqlen, 1)
@@ -77,11 +76,3 @@ def evaluate(
         **result.to_dict(),
         "notes": [*notes, *found.notes],
     }
-
-
-def _read_bos(folder: Path, begin: str) -> Bos | None:
-    """What was decided when the model in a folder was pruned: what was measured on the dense model
-    need not come out of the pruned one."""
-    record = read_record(folder) if begin == "auto" else None
-    found = record.get("bos") if record else None
-    return Bos(**found) if found else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.packed import open_shards
+from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.parameter_names import Names, Types, skeleton
 from symprune.checkpoint.tensor_files import Shards
 from symprune.errors import SympruneError

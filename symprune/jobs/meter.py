@@ -80,9 +80,14 @@ class Meter:
         return round((now - self._first[0]) / done * (blocks - self._first[1] - done), 1)
 
     def write(self, line: dict[str, Any]) -> None:
-        if self._log is not None:
+        if self._log is None:
+            return
+        try:
             self._log.write(json.dumps(line) + "\n")
             self._log.flush()
+        except OSError as error:
+            name, self._log = self._log.name, None
+            raise SympruneError(f"Cannot write the log {name}: {error.strerror}.") from error
 
     def close(self) -> None:
         if self._log is not None:

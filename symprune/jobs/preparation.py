@@ -14,7 +14,9 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint.output_folder import check_output, folder_size
+from symprune.checkpoint.packed import weight_files
 from symprune.engine.tokens import cap_seqlen
+from symprune.eval.perplexity import cut
 from symprune.machine import compute
 from symprune.models import hub
 from symprune.recipe import Recipe
@@ -43,6 +45,8 @@ class Request(Protocol):
     def compute_dtype(self) -> str: ...
     @property
     def access(self) -> hub.Access: ...
+    @property
+    def reads(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Prepared:
 
 def prepare(job: Request, tell: Tell) -> Prepared:
     """Whatever can fail cheaply comes first: the output folder, the settings, then the model."""
-    check_output(job.folder, job.force)
+    check_output(job.folder, job.force, job.reads)
     hub.check_dtype(job.dtype)
     check_choice("compute-dtype", job.compute_dtype, compute.CHOICES)
     origin, device = hub.resolve(job.model, job.access), hub.pick_device(job.device)
@@ -86,9 +90,11 @@ def default_held_out(calibrated_on: Iterable[str]) -> str:
     return "builtin" if set(calibrated_on) == {"builtin"} else "wikitext2"
 
 
-def read_held_out(data: str, tokenizer: Any) -> Tensor:
-    """The text perplexity is measured on, as one row of tokens."""
-    return calibration.encode(tokenizer, calibration.text(data, "test"))
+def read_held_out(data: str, tokenizer: Any, seqlen: int) -> Tensor:
+    """The text perplexity is measured on, as one row of tokens, enough for a window."""
+    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    cut(ids, seqlen)
+    return ids
 
 
 def compare(data: str, dense: Mapping[str, Any], pruned: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +112,7 @@ def make_record(
     dtype: torch.dtype,
     computed: torch.dtype,
     perplexity: list[dict[str, Any]],
+    bits_per_weight: float | None = None,
 ) -> dict[str, Any]:
     """What was done; without times it is `symprune.json` in the output folder."""
     origin = prepared.origin
@@ -118,10 +125,17 @@ def make_record(
         "dtype": compute.name_of(dtype),
         "compute_dtype": compute.name_of(computed),
         "device": prepared.device.type,
+        "bits_per_weight": bits_per_weight or 8 * dtype.itemsize,
         "perplexity": perplexity,
     }
 
 
-def add_output(record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The record with where the model is and what it takes there."""
-    return {**record, "output": str(folder), "output_bytes": folder_size(folder)}
+def add_output(record: dict[str, Any], origin: hub.Origin, folder: Path) -> dict[str, Any]:
+    """The record with where the model is, what it takes there, and what it took before."""
+    found = {**record, "output": str(folder), "output_bytes": folder_size(folder)}
+    if origin.gguf_file:
+        found["input_bytes"] = (Path(origin.path) / origin.gguf_file).stat().st_size
+    elif origin.is_local:
+        files = (Path(origin.path) / name for name in weight_files(Path(origin.path)))
+        found["input_bytes"] = sum(path.stat().st_size for path in files)
+    return found

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint import output_folder, resume
-from symprune.checkpoint.device_map import choose_devices
+from symprune.checkpoint.device_map import check_device_map, choose_devices
 from symprune.checkpoint.load import load_model, local_folder
 from symprune.checkpoint.output_files import OutputFiles
-from symprune.checkpoint.packed import open_shards, weight_files
+from symprune.checkpoint.packed import PARTS, weight_files
+from symprune.checkpoint.packed_files import PackedFiles
+from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.record import read_record, versions, write_record
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
@@ -27,6 +29,7 @@ from symprune.engine import bos, decide, walk
 from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Bos
 from symprune.engine.tokens import draw_tokens, reads_text
+from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import Meter, Show
 from symprune.jobs.preparation import (
@@ -40,7 +43,7 @@ from symprune.jobs.preparation import (
     prepare,
     read_held_out,
 )
-from symprune.machine import compute, distributed, memory, offload
+from symprune.machine import compute, distributed, durable, memory, offload
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
 from symprune.models import hub
@@ -79,6 +82,12 @@ class Job:
     def held_out(self) -> str:
         return self.eval_data or default_held_out([self.recipe.calibration])
 
+    @property
+    def reads(self) -> list[str]:
+        """What may be files of the user's, which the output must not take the place of."""
+        masks = [] if self.masks is None else [str(self.masks)]
+        return [self.model, self.recipe.calibration, self.held_out, *masks]
+
 
 def prune(
     job: Job,
@@ -91,6 +100,8 @@ def prune(
     Whatever can fail cheaply comes first: the settings, the texts, then the model.
     """
     memory.return_large_blocks()
+    durable.check_file(job.log, b"{")
+    check_device_map(job.device_map)
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
     device = distributed.start(prepared.device)
@@ -108,7 +119,7 @@ def prune(
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
         opened = _open(job, origin, computed, device, work, tell)
-        files = _create_files(job, opened, work, progress)
+        files = _create_files(job, opened, base, work, progress)
         if owner:
             distributed.wait()
         blocks = StreamedBlocks(opened.streamed, files, progress, allocate)
@@ -129,22 +140,25 @@ def prune(
         report.bos = found
         said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
         report.notes[:] = list(dict.fromkeys(said))
+        if owner:
+            tell(f"Writing {job.folder}")
+            output_folder.write_around(
+                files.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
+            )
+            files.write_rest()
+        distributed.wait()
         pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.open_written()))
         figures = [] if dense is None or pruned is None else [compare(job.held_out, dense, pruned)]
         record = make_record(
             job, prepared, job.recipe.describe(), report.to_dict(),
             dtype=opened.streamed.dtype, computed=computed, perplexity=figures,
+            bits_per_weight=files.bits_per_weight(),
         )  # fmt: skip
         if owner:
-            tell(f"Writing {job.folder}")
-            files.write_rest()
-            output_folder.write_around(
-                files.folder, opened.folder, opened.streamed.model, tokenizer, job.dtype
-            )
             write_record(files.folder, record)
     meter.close()
     distributed.wait()
-    return add_output(record, job.folder)
+    return add_output(record, origin, job.folder)
 
 
 @dataclass(frozen=True)
@@ -224,10 +238,21 @@ def _facts(
     }
 
 
-def _create_files(job: Job, opened: _Opened, work: Path, progress: resume.Progress) -> OutputFiles:
-    files = OutputFiles(work / resume.OUTPUT, opened.streamed, opened.shards, job.dtype == "auto")
-    walk.check_pattern(opened.streamed.layout, job.recipe)
-    if distributed.rank() == 0 and not (progress.finished and files.is_there()):
+def _create_files(
+    job: Job, opened: _Opened, base: MaskSet | None, work: Path, progress: resume.Progress
+) -> OutputFiles | PackedFiles:
+    """Plain files; packed ones where values are on a grid."""
+    recipe, place = job.recipe, (opened.streamed, opened.shards, job.dtype == "auto")
+    files: OutputFiles | PackedFiles
+    if recipe.rounding is None and recipe.head_grid is None:
+        files = OutputFiles(work / resume.OUTPUT, *place)
+    else:
+        files = PackedFiles(work / resume.OUTPUT, work / PARTS, *place, recipe.head_grid)
+    layout = opened.streamed.layout
+    walk.check_pattern(layout, recipe)
+    if base is not None:
+        base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
+    if distributed.rank() == 0 and not (progress.finished and files.is_there(progress.finished)):
         output_folder.check_room(job.folder, files.size)
         progress.restart()
         files.create()
@@ -262,7 +287,7 @@ def _read_texts(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
         tell(f"Drawing calibration text from {job.recipe.calibration}")
         data, watched = draw_tokens(tokenizer, job.recipe, needs, seqlen)
     if job.evaluate:
-        held_out = read_held_out(job.held_out, tokenizer)
+        held_out = read_held_out(job.held_out, tokenizer, seqlen)
     return _Texts(data, watched, held_out)
 
 
@@ -330,10 +355,17 @@ class _Ruler:
         ).to_dict()  # fmt: skip
 
 
-def recipe_of(masks: Path) -> Recipe:
-    """The recipe behind saved masks: from the record beside them, else what they show."""
-    record = read_record(masks if masks.is_dir() else masks.parent)
+def recipe_of(masks: Path, method: str | None = None) -> Recipe:
+    """The recipe behind saved masks: from the record beside them, else what they show. method is
+    that of the recipe, if not the one it names."""
+    folder = masks if masks.is_dir() else masks.parent
+    record = read_record(folder)
     if record is not None:
-        return Recipe.from_dict(record["recipe"])
+        made = record.get("recipe")
+        if not isinstance(made, dict):
+            raise SympruneError(f"The record in {folder} has no recipe.")
+        if method is not None and method != made.get("method"):
+            made = {**made, "method": method, "params": {}}
+        return Recipe.from_dict(made)
     found = MaskSet.load(masks)
-    return Recipe(pattern=find_pattern(found[next(iter(found))]))
+    return Recipe(method or "ria", pattern=find_pattern(found[next(iter(found))]))

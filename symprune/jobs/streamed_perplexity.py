@@ -17,7 +17,7 @@ from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Losses
 from symprune.eval.perplexity import Perplexity, cut, summary
 from symprune.machine import distributed
-from symprune.token_loss import loss
+from symprune.token_loss import check_vocabulary, loss
 
 
 def perplexity(
@@ -26,14 +26,14 @@ def perplexity(
     seqlen: int,
     max_windows: int | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
-    blocks_from: Source | None = None,
+    written: Source | None = None,
     at_once: int = 1,
     allocate: Allocate | None = None,
     bos: int | None = None,
 ) -> Perplexity:
     """Perplexity on one row of token ids, `at_once` windows at a time.
 
-    blocks_from holds the blocks' weights, if not the model's own files. bos is the token windows
+    written holds the model's weights, if not its own files. bos is the token windows
     begin with, if any.
     """
     windows = cut(ids, seqlen, max_windows, bos)
@@ -46,7 +46,7 @@ def perplexity(
             def part(done: float, start: int = start, count: int = len(group)) -> None:
                 tick(int((start + count * done) * len(windows) / len(mine)), len(windows))
 
-            found = _losses(streamed, windows[group], part, blocks_from, allocate)
+            found = _losses(streamed, windows[group], part, written, allocate)
             losses |= dict(zip(group.tolist(), found, strict=True))
     tick(len(windows), len(windows))
     losses = distributed.gather(losses)
@@ -57,20 +57,21 @@ def _losses(
     streamed: StreamedModel,
     windows: Tensor,
     part: Callable[[float], None],
-    blocks_from: Source | None,
+    written: Source | None,
     allocate: Allocate | None,
     predicted: list[slice] | None = None,
 ) -> list[float]:
     layout, steps = streamed.layout, len(streamed) + 1
     wanted = predicted or [slice(1, None)] * len(windows)
-    with streamed.around():
+    check_vocabulary(windows, streamed.model.get_input_embeddings().weight)
+    with streamed.around(source=written):
         at_once = streamed.batch_size(windows.shape[1])
         activations = forward.embed(layout, windows, allocate=allocate, at_once=at_once)
     for index in range(len(streamed)):
-        with streamed.block(index, blocks_from) as block:
+        with streamed.block(index, written) as block:
             activations.advance(index, block)
         part((index + 1) / steps)
-    with streamed.around(head=True):
+    with streamed.around(head=True, source=written):
         return [
             loss(forward.logits(layout, window[None], activations, number), window, part_of_it)
             for number, (window, part_of_it) in enumerate(zip(windows, wanted, strict=True))

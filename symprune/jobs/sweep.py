@@ -32,7 +32,7 @@ from symprune.machine import durable
 from symprune.machine.compute import name_of
 from symprune.models.layout import find_layout
 from symprune.recipe import Recipe, read_mapping
-from symprune.validation import check_names
+from symprune.validation import check_names, parse_json
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,7 @@ class Sweep:
     ) -> list[dict[str, Any]]:
         """Do what is not done yet; the results of all cells (or of `recipes`), in order."""
         recipes = self.grid.recipes() if recipes is None else recipes
+        check_results(self.results)
         done = read_results(self.results)
         seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
         text = calibration.text(self.grid.eval_data, "test")
@@ -279,11 +280,32 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
         return found
     for line in path.read_text().splitlines():
         try:
-            result = json.loads(line)
+            result = parse_json(line)
             found[result["key"]] = result
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             continue
     return found
+
+
+def check_results(path: Path) -> None:
+    """Fail before any work where results cannot be added: only a file of results is continued."""
+    if path.is_dir():
+        raise SympruneError(f"The output {path} is a folder, not a file.")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise SympruneError(f"The output {path} is not a file.")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise SympruneError(f"Cannot read {path}: {error.strerror}.") from error
+    *whole, cut_short = lines
+    begin = b'{"key": "'
+    begun = cut_short[: len(begin)] == begin[: len(cut_short)]
+    if not begun or not all(line.startswith(begin) for line in whole):
+        raise SympruneError(
+            f"The output {path} was not written by a sweep, so nothing is added to it."
+        )
 
 
 def append_result(path: Path, result: Mapping[str, Any]) -> None:

@@ -64,6 +64,31 @@ def write_tensors(
         new.chmod(new.stat().st_mode & mode)
 
 
+def check_file(path: Path | None, begins: bytes = b"") -> None:
+    """Fail before any work where a file cannot be written, or where one is that begins otherwise
+    than what would be written: it is somebody else's."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise SympruneError(f"Cannot write {path}: it is not a file in a folder that exists.")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise SympruneError(f"Cannot write {path}: permission denied.")
+    if begins and path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            found = file.read(len(begins))
+        if found != begins:
+            raise SympruneError(f"Cannot write {path}: it holds something else; choose another.")
+
+
+def take_room(file: int, size: int) -> None:
+    """Make a file of this size, with its room on the disk: one that is only promised would end the
+    process where the disk is full when a memory map of it is written."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
+
+
 def append_line(path: Path, line: str) -> None:
     """Add a line to a file, in place of one that was cut short."""
     whole = path.read_bytes() if path.exists() else b""
@@ -98,6 +123,8 @@ def explain(output: Path, error: BaseException, again: str = "") -> BaseExceptio
 
     again says how to go on, where part of the output is kept.
     """
+    if isinstance(error, SympruneError):
+        return error  # names its own culprit
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or "No space left on device" in str(error):
         state = f"is not finished; make room and {again}" if again else "was not written"

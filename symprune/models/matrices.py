@@ -62,6 +62,11 @@ def matrices(block: nn.Module, prefix: str = "") -> list[Matrix]:
     routers = _routers(block)
     for path, module in block.named_modules():
         where = ".".join(part for part in (prefix, path) if part)
+        if hasattr(module, "packed_slots"):
+            raise SympruneError(
+                "The weights of this model are packed; model.dequantize(), symprune unpack or "
+                "symprune.load(..., dequantize=True) gives one that can be pruned."
+            )
         if isinstance(module, nn.Linear):
             if path not in routers and module.out_features > 1:
                 found.extend(_linear(module, where, path))

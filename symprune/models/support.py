@@ -7,6 +7,7 @@ true is refused here, in one sentence, before any of its weights is read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from symprune.errors import SympruneError
@@ -22,6 +23,30 @@ REFUSED = {
     "cannot be run one by one.",
 }
 """Families that transformers counts among the causal language models and that cannot be walked."""
+
+
+MOST = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 10_000),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 100_000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), 100_000),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), 10_000_000),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 100_000_000),
+    "vocab_size": 1_000_000_000,
+}
+"""Sizes in a configuration beyond which there is no model, but time and memory without end."""
+
+
+def check_sizes(plain: Mapping[str, Any]) -> None:
+    """Refuse a configuration, as its file has it, with sizes that are none. Nothing is made of it
+    before: some sizes are how often a loop goes round."""
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            check_sizes(value)
+            continue
+        if name not in MOST or not isinstance(value, int | float):
+            continue
+        if type(value) is not int or not 0 <= value <= MOST[name]:
+            raise SympruneError(f"its {name} is {value}, not from 0 to {MOST[name]:,}.")
 
 
 def check_supported(config: Any) -> None:

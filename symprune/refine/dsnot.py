@@ -27,7 +27,12 @@ from symprune.machine import host
 from symprune.masks import Pattern, drop_ordered, keep_largest
 from symprune.scores import inverse
 from symprune.stats import MOMENTS, ChannelStats
-from symprune.validation import check_choice, check_positive
+from symprune.validation import (
+    check_choice,
+    check_finite,
+    check_not_negative,
+    check_positive,
+)
 
 PARTS = ("attn", "mlp", "all")
 ACCEPT = ("published", "improving")
@@ -90,6 +95,8 @@ class DSnoT:
         check_choice("layers", self.layers, PARTS)
         check_choice("accept", self.accept, ACCEPT)
         check_positive(max_cycles=self.max_cycles)
+        check_not_negative(update_threshold=self.update_threshold)
+        check_finite(var_power=self.var_power)
 
     def keys(self, base: str) -> Keys:
         return Keys(var_power=self.var_power)
@@ -134,6 +141,7 @@ class R2DSnoT(DSnoT):
         super().__post_init__()
         if self.preset is not None:
             check_choice("preset", self.preset, tuple(PRESETS))
+        check_finite(gamma1=self.gamma1, gamma2=self.gamma2, alpha=self.alpha)
         if not self.norm_p >= 1:
             raise SympruneError(f"norm_p must be at least 1 (inf is one), not {self.norm_p}.")
 

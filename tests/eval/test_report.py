@@ -273,7 +273,7 @@ def broken(tmp_path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("absent", "no run or sweep at"),
+        ("absent", "no run, sweep or bench at"),
         ("folder", "neither a run nor a sweep"),
         ("record", "not a readable record"),
         ("layers", "names no pruned layers"),
@@ -320,7 +320,7 @@ def test_the_page_is_written_whole_or_not_at_all(sweep: Path, tmp_path: Path) ->
     with pytest.raises(SympruneError, match="exists"):
         report.write(sweep, out)
     before = out.read_text()
-    with pytest.raises(SympruneError, match="no run or sweep"):
+    with pytest.raises(SympruneError, match="no run, sweep or bench"):
         report.write(tmp_path / "none", out, force=True)
     assert out.read_text() == before
     report.write(sweep, out, force=True)

@@ -52,6 +52,10 @@ def test_a_module_and_function_name_a_criterion(
     monkeypatch.chdir(str(tmp_path))
     with open("their_scores.py", "w") as file:
         file.write("def cubed(weight):\n    '''|W|^3'''\n    return weight.abs() ** 3\n")
+    with pytest.raises(SympruneError, match="runs only if it is named"):
+        criteria.get("their_scores:cubed")
+    for name in ("their_scores:cubed", "their_scores:missing", "no_such_module:f"):
+        criteria.allow_code(name)
     found = criteria.get("their_scores:cubed")
     assert float(found(torch.tensor([[-2.0]]), {})) == 8.0
     with pytest.raises(SympruneError, match="their_scores:missing"):

@@ -128,6 +128,18 @@ algorithms:
         (("--algorithm", "scafflix", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
         (("--algorithm", "flix-gd", "--set", "alpha=[0.1, 0.2]"), "2 values of alpha for 10"),
         (("--algorithm", "gd", "--output", "/dev/null/x"), "/dev/null/x cannot be made"),
+        (("--algorithm", "gd", "--seed", "-1"), "A seed is from 0"),
+        (("--algorithm", "gd", "--seed", "99999999999999999999"), "A seed is from 0"),
+        (("--algorithm", "gd", "--rounds", "0"), "rounds must be above 0"),
+        (("--algorithm", "gd", "--l2", "-1"), "l2 must be 0 or more"),
+        (("--algorithm", "gd", "--l2", "nan"), "l2 must be 0 or more"),
+        (("--algorithm", "gd", "--clients-at-once", "0"), "clients_at_once must be above 0"),
+        (("--algorithm", "gd", "--split", "class:99"), "10 classes, not 99"),
+        (("--algorithm", "gd", "--split", "blocks:99"), "10 blocks, not 99"),
+        (("--algorithm", "gd", "--split", "dirichlet:inf"), "needs a positive argument"),
+        (("--algorithm", "gd", "--set", "gamma=.nan"), "gamma of gd cannot be nan"),
+        (("--algorithm", "fedavg", "--set", "batch=0"), "batch = 0 must be positive"),
+        (("--algorithm", "fedavg", "--set", "clip=-1"), "clip = -1.0 must be positive"),
         (("--algorithm", "gd", "--rounds", "1", "--checkpoint", "/dev/null/x"), "be written"),
     ],
 )
@@ -137,6 +149,46 @@ def test_bad_input_is_one_sentence_that_names_the_culprit(
     with pytest.raises(SympruneError, match=culprit) as caught:
         invoke("run", *arguments)
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (("--port", "99999999"), "Port 99999999 is not between"),
+        (("--port", "0"), "Port 0 is not between"),
+        (("--node-port", "65535"), "Port 65536 is not between"),
+        (("--timeout", "-5"), "timeout must be above 0"),
+        (("--clients", "-1"), "a client at least, not -1"),
+        (("--clients", "0"), "a client at least, not 0"),
+        (("--seed", "-1"), "A seed is from 0"),
+        (("--l2", "-1"), "l2 must be 0 or more"),
+        (("--folder", "file"), "is a file, not a folder"),
+        (("--folder", "."), "holds files that are no deployment's"),
+    ],
+)
+def test_a_deployment_that_cannot_be_is_refused(
+    arguments: tuple[str, ...], culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr")
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("precious")
+    command = ("deploy", "--algorithm", "fedavg", "--folder", "new", "--only-prepare")
+    with pytest.raises(SympruneError, match=culprit):
+        invoke(*command, *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_results_do_not_take_the_place_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("precious")
+    with pytest.raises(SympruneError, match=r"has a model\.safetensors that is no result"):
+        invoke("run", "--algorithm", "gd", "--output", str(tmp_path))
+    assert (tmp_path / "model.safetensors").read_text() == "precious"
+
+
+def test_ports_go_with_a_deployment(tmp_path: Path) -> None:
+    for option in ("--port", "--node-port", "--timeout"):
+        with pytest.raises(SympruneError, match=f"{option} goes with --deploy"):
+            invoke("prune", "--model", str(tmp_path), "--clients", "2", option, "5")
 
 
 def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
@@ -158,6 +210,7 @@ def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
             "gamma of gd cannot be",
         ),
         ("algorithms: [{algorithm: fedp3, shapes: [[1, 2]]}]", "shapes from the problem"),
+        ("algorithms: " + "[" * 50_000, "cannot be read"),
     ):
         file.write_text(text)
         with pytest.raises(SympruneError, match=culprit):

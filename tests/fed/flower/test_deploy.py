@@ -234,6 +234,8 @@ def test_a_node_that_is_refused_tries_again_and_a_stranger_is_named(
     """As after a crash, until the SuperLink has missed the old process's heartbeats."""
     from symprune.fed.flower import deploy
 
+    deployment = make(tmp_path, ports)
+    deployment.prepare()
     node = tmp_path / "node.sh"
     node.write_text(
         'echo try >> tries; [ $(wc -l < tries) = 3 ] && echo "SuperNode ID: 7" && exec sleep 600\n'
@@ -241,8 +243,6 @@ def test_a_node_that_is_refused_tries_again_and_a_stranger_is_named(
     )
     monkeypatch.setattr(deploy, "_program", lambda name: "/bin/sh")
     monkeypatch.setattr(deploy, "RETRY", 0.0)
-    deployment = make(tmp_path, ports)
-    deployment.prepare()
     command = deployment._start
     monkeypatch.setattr(deployment, "_start", lambda *about: command(*about[:3], ["sh", str(node)]))
     with pytest.raises(SympruneError, match="refused node 0"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from symprune.checkpoint import output_folder
-from symprune.checkpoint.record import read_record
+from symprune.checkpoint.record import read_record, write_record
 from symprune.errors import SympruneError
 
 
@@ -42,6 +42,7 @@ def test_force_replaces_and_without_it_nothing_is_touched(tmp_path: Path) -> Non
     output = tmp_path / "model"
     output.mkdir()
     (output / "old").touch()
+    write_record(output, {})
     with pytest.raises(SympruneError, match="--force"):
         output_folder.check_output(output, force=False)
     with output_folder.whole_folder(output) as work:

@@ -6,18 +6,14 @@ import json
 from pathlib import Path
 
 import families
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import symprune
-from symprune import Recipe, masks
-from symprune.checkpoint import packed, sparse_codes
+from symprune import Recipe
+from symprune.checkpoint import packed, packed_files
+from symprune.checkpoint.packed_shards import open_shards
+from symprune.checkpoint.tensor_files import OutputFile, Shards
 from symprune.cli import main
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
@@ -37,103 +33,65 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("family", ["llama", "smollm", "gpt2", "mixtral"])
-@pytest.mark.parametrize("amount", [{"sparsity": 0.5}, {"pattern": "2:4"}, {"sparsity": 0.9}])
-def test_unpack_restores_every_byte_and_load_every_weight(
-    family: str, amount: dict[str, object], tmp_path: Path
-) -> None:
+FAMILIES = ["llama", "smollm", "gpt2", "mixtral"]
+AMOUNTS = [{"sparsity": 0.5}, {"pattern": "2:4"}, {"sparsity": 0.9}]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("amount", AMOUNTS)
+def test_unpack_restores_every_byte(family: str, amount: dict[str, object], tmp_path: Path) -> None:
     folder = pruned(tmp_path, family, **amount)
     packed.pack(folder, tmp_path / "packed")
+    stored = Shards(tmp_path / "packed")
+    assert sum("packed" in name for name in stored) >= 8
     packed.unpack(tmp_path / "packed", tmp_path / "again")
     assert files(tmp_path / "again") == files(folder)
-    expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    loaded = symprune.load(tmp_path / "packed")
-    assert loaded.state_dict().keys() == expected.keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, expected[name]) and value.dtype == torch.bfloat16, name
-    assert not loaded.training and loaded.generate(torch.tensor([[1, 5]]), max_new_tokens=2).numel()
 
 
-@pytest.mark.parametrize(
-    ("how", "limit"), [("half", 0.57), ("2:4", 0.55), ("1:4", 0.29), ("dense", 1.01)]
-)
-def test_a_pruned_16_bit_matrix_is_as_small_as_promised(
-    how: str, limit: float, tmp_path: Path
-) -> None:
-    weight = torch.randn(512, 768, generator=torch.Generator().manual_seed(0))
-    score = weight.abs()
-    if how == "half":
-        weight.masked_fill_(~masks.keep_by_layer(score, 0.5), 0)
-    elif how != "dense":
-        weight.masked_fill_(~masks.keep_n_of_m(score, masks.Pattern.parse(how)), 0)
-    dense = tmp_path / "dense"
-    dense.mkdir()
-    (dense / "config.json").write_text("{}")
-    save_file({"layers.0.weight": weight.half()}, dense / "model.safetensors")
-    packed.pack(dense, tmp_path / "packed")
-    before = (dense / "model.safetensors").stat().st_size
-    after = sum(path.stat().st_size for path in (tmp_path / "packed").glob("*.safetensors"))
-    assert after <= limit * before
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_checkpoint_reads_like_the_plain_one(family: str, tmp_path: Path) -> None:
+    folder = pruned(tmp_path, family)
+    packed.pack(folder, tmp_path / "packed")
+    plain, view = Shards(folder), open_shards(tmp_path / "packed")
+    assert view.files == plain.files and list(view) == list(plain)
+    for name in reversed(list(plain)):
+        assert torch.equal(view.read(name), plain.read(name))
+
+
+def test_a_checkpoint_without_zeros_is_packed_as_it_is(tmp_path: Path) -> None:
+    pruned(tmp_path)
+    packed.pack(tmp_path / "dense", tmp_path / "packed")
+    assert set(Shards(tmp_path / "packed")) == set(Shards(tmp_path / "dense"))
     packed.unpack(tmp_path / "packed", tmp_path / "again")
-    assert files(tmp_path / "again") == files(dense)
+    assert files(tmp_path / "again") == files(tmp_path / "dense")
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    rows=st.integers(1, 5),
-    groups=st.integers(1, 4),
-    seed=st.integers(0, 2**32),
-    item=st.sampled_from([1, 2, 4, 8]),
-    share=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]),
-    how=st.sampled_from(["any", "2:4", "4:8", "1:4", "1:2", "2:4T", "4:8T", "1:4T", "1:2T"]),
-)
-def test_any_array_comes_back(
-    rows: int, groups: int, seed: int, item: int, share: float, how: str
+def test_small_files_become_one_and_large_ones_are_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance = np.random.default_rng(seed)
-    shape = (2, rows, 8 * groups)
-    data = chance.integers(1, 200, shape).astype(sparse_codes.INTEGERS[item])
-    data *= (chance.random(shape) < share).astype(data.dtype)
-    if how != "any":
-        n, m = (int(part) for part in how.removesuffix("T").split(":"))
-        rank = chance.random((*shape[:-1], shape[-1] // m, m)).argsort(-1).argsort(-1)
-        data *= (rank < n).reshape(shape).astype(data.dtype)
-        if how.endswith("T"):
-            data = np.ascontiguousarray(data.swapaxes(-1, -2))
-        hows = [how, sparse_codes.BITMASK]
-    else:
-        found = sparse_codes.choose(sparse_codes.nonzero(data), item)
-        hows = [sparse_codes.BITMASK, *([found[0]] if found else [])]
-    for code in hows:
-        values, places = sparse_codes.encode(data, code)
-        again = sparse_codes.decode(values, places, data.shape, code)
-        assert np.array_equal(again, data) and again.dtype == data.dtype
-
-
-def test_minus_zero_is_a_value_of_its_own() -> None:
-    weight = torch.tensor([[0.0, -0.0, 1.0, 0.0]]).half()
-    data = packed._integers(weight)
-    values, places = sparse_codes.encode(data, sparse_codes.BITMASK)
-    assert len(values) == 2
-    assert np.array_equal(sparse_codes.decode(values, places, (1, 4), "mask"), data)
+    folder = pruned(tmp_path)
+    assert len(Shards(folder).files) > 1
+    packed.pack(folder, tmp_path / "one")
+    assert Shards(tmp_path / "one").files == ["model.safetensors"]
+    monkeypatch.setattr(packed_files, "LARGEST_FILE", 20_000)
+    packed.pack(folder, tmp_path / "several")
+    assert len(Shards(tmp_path / "several").files) > 1
+    packed.unpack(tmp_path / "several", tmp_path / "again")
+    assert files(tmp_path / "again") == files(folder)
 
 
 def test_masks_that_the_weights_tell_take_no_room(tmp_path: Path) -> None:
     folder = pruned(tmp_path)
     packed.pack(folder, tmp_path / "packed")
-    stored = packed.Shards(tmp_path / "packed", [packed.MASKS])
-    assert (
-        len(stored.entries) == 0 and len(packed.Shards(folder, ["masks.safetensors"]).entries) == 14
-    )
+    assert not (tmp_path / "packed" / "masks.safetensors").exists()
     name = "model.layers.0.mlp.up_proj.weight"
-    weights = packed.Shards(folder)
-    file = packed.OutputFile(
-        folder / weights.entries[name].file, weights.headers[weights.entries[name].file].raw
-    )
-    file.write(name, torch.zeros(weights.entries[name].shape, dtype=torch.bfloat16))
+    weights = Shards(folder)
+    entry = weights.entries[name]
+    file = OutputFile(folder / entry.file, weights.headers[entry.file].raw)
+    file.write(name, torch.zeros(entry.shape, dtype=torch.bfloat16))
     file.close()
     packed.pack(folder, tmp_path / "other")
-    assert list(packed.Shards(tmp_path / "other", [packed.MASKS])) == [name]
+    assert (tmp_path / "other" / "masks.safetensors").exists()
     packed.unpack(tmp_path / "other", tmp_path / "again")
     assert files(tmp_path / "again") == files(folder)
 
@@ -141,21 +99,39 @@ def test_masks_that_the_weights_tell_take_no_room(tmp_path: Path) -> None:
 def test_every_damage_is_found_and_named(tmp_path: Path) -> None:
     folder = pruned(tmp_path)
     packed.pack(folder, tmp_path / "packed")
-    path = sorted((tmp_path / "packed").glob("packed-*-of-*"))[0]
-    whole, header = path.read_bytes(), packed.Shards(tmp_path / "packed", [path.name]).headers
-    for entry in header[path.name].entries:
+    path = tmp_path / "packed" / "model.safetensors"
+    whole, entries = path.read_bytes(), Shards(tmp_path / "packed").entries
+    for entry in filter(lambda entry: entry.size, entries.values()):
         broken = bytearray(whole)
         broken[entry.start + entry.size // 2] ^= 4
         path.write_bytes(broken)
-        name = entry.name.partition(":")[0]
-        with pytest.raises(SympruneError, match=rf"^{name} in .*{path.name} is corrupt"):
-            symprune.load(tmp_path / "packed")
-        with pytest.raises(SympruneError, match=rf"^{name} in .*{path.name} is corrupt"):
+        with pytest.raises(SympruneError, match=rf"^{entry.name} in .*{path.name} is corrupt"):
             packed.unpack(tmp_path / "packed", tmp_path / "again")
         assert not (tmp_path / "again").exists()
     path.write_bytes(whole[:-5])
     with pytest.raises(SympruneError, match=rf"{path.name} is a corrupt safetensors file"):
-        symprune.load(tmp_path / "packed")
+        packed.unpack(tmp_path / "packed", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 7}, "version 7 of the format"),
+        ({"format": "else"}, "is corrupt: it is no manifest"),
+        ({"files": {"a": "{"}}, "is corrupt"),
+        ({"places": {"a": []}}, "is corrupt"),
+        ({"new": 1}, "is corrupt"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_one_sentence(
+    change: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    packed.pack(pruned(tmp_path), tmp_path / "packed")
+    manifest = tmp_path / "packed" / "packed.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(SympruneError, match=said):
+        packed.unpack(tmp_path / "packed", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_commands_take_a_packed_model(tmp_path: Path) -> None:
@@ -178,9 +154,7 @@ def test_commands_take_a_packed_model(tmp_path: Path) -> None:
     pruning.prune(pruning.Job(str(folder), chosen, tmp_path / "same", evaluate=False))
     for path in (tmp_path / "more").glob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "same" / path.name).read_bytes()
-    with pytest.raises(SympruneError, match="not a folder with a model"):
+    with pytest.raises(SympruneError, match="not a folder with a plain model"):
         packed.pack(tmp_path / "packed", tmp_path / "twice")
     with pytest.raises(SympruneError, match="not a packed checkpoint"):
         packed.unpack(folder, tmp_path / "nothing")
-    with pytest.raises(OSError, match="no file named"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "packed")

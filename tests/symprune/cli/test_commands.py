@@ -17,7 +17,8 @@ from symprune.cli import main
 from symprune.errors import SympruneError
 
 COMMANDS = (
-    "prune", "refine", "sweep", "eval", "inspect", "report", "pack", "unpack", "models", "methods",
+    "prune", "refine", "sweep", "eval", "inspect", "report", "bench", "generate", "pack", "unpack",
+    "models", "methods",
 )  # fmt: skip
 SMALL = ["--calibration", "builtin", "--nsamples", "4", "--seqlen", "32", "--eval-windows", "4"]
 

@@ -16,7 +16,18 @@ print("heavy:", *(name for name in {HEAVY} if name in sys.modules))
 """
 
 
-COMMANDS = ("", "prune", "eval", "pack", "fed", "fed run", "fed prune", "fed deploy")
+COMMANDS = (
+    "",
+    "prune",
+    "eval",
+    "bench",
+    "generate",
+    "pack",
+    "fed",
+    "fed run",
+    "fed prune",
+    "fed deploy",
+)
 
 
 @pytest.mark.parametrize("arguments", ["--version", *(f"{name} --help" for name in COMMANDS)])

@@ -94,7 +94,7 @@ def test_a_person_sees_the_same(
 
 def test_a_log_that_cannot_be_written_is_named(tiny_folder: Path, tmp_path: Path) -> None:
     job = pruning.Job(str(tiny_folder), RECIPE, tmp_path / "out", evaluate=False, log=tmp_path)
-    with pytest.raises(SympruneError, match="Cannot write the log"):
+    with pytest.raises(SympruneError, match="Cannot write "):
         pruning.prune(job)
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import families
 import pytest
@@ -45,19 +46,27 @@ def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("family", ["smollm", "mixtral"])
-def test_two_processes_make_the_files_of_one(family: str, tmp_path: Path) -> None:
+ON_A_GRID = {"values": {"name": "int4", "solve": "nearest"}, "values_head": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("family", "values"), [("smollm", {}), ("mixtral", {}), ("mixtral", ON_A_GRID)]
+)
+def test_two_processes_make_the_files_of_one(
+    family: str, values: dict[str, Any], tmp_path: Path
+) -> None:
     """To the byte: each sample is summed alone, and the sum over samples is exact in any order."""
     families.model(family).save_pretrained(tmp_path / "dense")
     families.tokenizer().save_pretrained(tmp_path / "dense")
     log = tmp_path / "log.jsonl"
+    asked = ["--values", "int4", "--values-solve", "nearest", "--values-head", "int8"]
     done = launch(
         "prune", "--model", tmp_path / "dense", "--method", "symwanda", "-o", tmp_path / "two",
-        "--log", log, *OPTIONS,
+        "--log", log, *OPTIONS, *(asked if values else []),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Saved to") == 1
-    recipe = Recipe(method="symwanda", calibration=__file__, nsamples=5, seqlen=32)
+    recipe = Recipe(method="symwanda", calibration=__file__, nsamples=5, seqlen=32, **values)
     one = pruning.Job(
         str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", True, __file__, 3
     )

@@ -13,9 +13,7 @@ from torch import Tensor
 import symprune
 from symprune import MaskSet, Recipe, SympruneError, fed
 from symprune.engine import decide
-from symprune.engine.blocks import PrunedBlock
 from symprune.engine.head import head_parameters
-from symprune.jobs import pruning
 from symprune.jobs.preparation import default_output
 from symprune.models.layout import find_layout
 from symprune.stats import GRAM, SQUARE, ChannelStats
@@ -154,35 +152,6 @@ def test_statistics_of_two_halves_decide_what_those_of_the_whole_decide() -> Non
         assert torch.equal(one.keep, two.keep)
         assert torch.equal(one.values.codes, two.values.codes)
         assert torch.equal(one.values.scales, two.values.scales)
-
-
-def test_a_model_on_disk_ends_as_the_one_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A block is handed on with the codes that the one in memory has."""
-    from symprune.checkpoint.output_files import OutputFiles
-
-    families.model("smollm").save_pretrained(tmp_path / "dense")
-    families.tokenizer().save_pretrained(tmp_path / "dense")
-    recipe = Recipe(
-        method="wanda", values="int4", calibration=__file__, nsamples=3, seqlen=16, bos="never"
-    )
-    written: dict[str, Any] = {}
-    write_block = OutputFiles.write_block
-
-    def kept(self: OutputFiles, index: int, pruned: PrunedBlock) -> None:
-        written.update(pruned.values)
-        write_block(self, index, pruned)
-
-    monkeypatch.setattr(OutputFiles, "write_block", kept)
-    pruning.prune(
-        pruning.Job(str(tmp_path / "dense"), recipe, tmp_path / "out", device="cpu", evaluate=False)
-    )
-    expected = symprune.prune(families.model("smollm"), families.tokenizer(), recipe)
-    assert list(written) == list(expected.values) != []
-    for name, each in expected.values.items():
-        assert torch.equal(written[name].codes, each.codes)
-        assert torch.equal(written[name].scales, each.scales)
 
 
 @pytest.mark.parametrize("options", [{"values": "int4"}, {"values_head": "int8"}])

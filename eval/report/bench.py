@@ -1,0 +1,133 @@
+"""The page of a bench: a picture of bars for every figure, and all of them in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symprune.errors import SympruneError
+from symprune.eval.report import bars, page
+from symprune.eval.report.bars import Bar
+from symprune.eval.report.page import TableCell, figure_cell, figure_text, is_number
+from symprune.eval.tables import bench_kind, bench_title, size
+from symprune.validation import parse_json
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is drawn: its name in a row, a title, a remark, and how a number of it is written."""
+
+    name: str
+    title: str
+    note: str
+    text: Callable[[float], str]
+
+    def of(self, row: Row) -> float | None:
+        value = row.get(self.name)
+        if isinstance(value, Mapping):  # the perplexity, with what it was measured on
+            value = value.get(self.name)
+        return value if is_number(value) and math.isfinite(value) else None
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms"
+
+
+HIGHER, LOWER = "Higher is better.", "Lower is better."
+FIGURES = (
+    Figure("decode_tokens_per_second", "Decoding, tokens a second", HIGHER, "{:,.1f}".format),
+    Figure("prefill_tokens_per_second", "Prompt, tokens a second", HIGHER, "{:,.1f}".format),
+    Figure("first_token_seconds", "Time to the first token", LOWER, _milliseconds),
+    Figure("memory_bytes", "Memory", f"What the model adds to its process. {LOWER}", size),
+    Figure("file_bytes", "Size on disk", f"Weights, configuration and tokenizer. {LOWER}", size),
+    Figure(
+        "bits_per_weight",
+        "Bits a weight",
+        f"Of the blocks' matrices, masks and scales included. {LOWER}",
+        "{:.2f}".format,
+    ),
+    Figure("perplexity", "Perplexity", LOWER, figure_text),
+)
+NEEDED = ("label", "engine", "dtype")
+
+
+def read(path: Path) -> str:
+    """The page of the file `symprune bench --json` wrote."""
+    try:
+        record = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SympruneError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise SympruneError(f"{path} is not the JSON file of a bench.") from error
+    rows = record.get("models") if isinstance(record, dict) else None
+    if not isinstance(rows, list) or not rows or record.get("kind") != "bench":
+        raise SympruneError(f"{path} is not the JSON file of a bench.")
+    if not all(isinstance(row, dict) and all(name in row for name in NEEDED) for row in rows):
+        raise SympruneError(f"{path} has a model that is not fully described.")
+    return build(record)
+
+
+def build(record: Mapping[str, Any]) -> str:
+    """The page of a bench's record."""
+    rows: list[Row] = record["models"]
+    names = [f"{row['label']} ({bench_kind(row)})" for row in rows]
+    drawn = [chart for figure in FIGURES if (chart := _chart(figure, rows, names))]
+    notes = [page.paragraph(note) for note in record.get("notes", [])]
+    machine = record.get("machine", {})
+    where = f"On {machine.get('processor', 'this machine')}, {machine.get('cores', '?')} cores. "
+    where += "Every model in a process of its own, in turns; figures are medians over the rounds."
+    sections = [
+        page.section("Side by side", page.cards(_cards(rows, names)), *notes, *drawn),
+        page.section("All figures", page.paragraph(where), _table(rows, names)),
+    ]
+    versions = ", ".join(f"{name} {v}" for name, v in record.get("versions", {}).items())
+    title = " and ".join(dict.fromkeys(str(row["label"]) for row in rows))
+    return page.document(title, bench_title(record["plan"]), sections, f"The run: {versions}.")
+
+
+def _cards(rows: Sequence[Row], names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The quickest against the first, and the smallest."""
+    speed, file = FIGURES[0], FIGURES[4]
+    found = [(speed.of(row) or 0.0, name) for row, name in zip(rows, names, strict=True)]
+    best, name = max(found)
+    items = [("quickest to decode", f"{speed.text(best)} tokens/s", name)]
+    if len(rows) > 1 and found[0][0] and name != names[0]:
+        items.append(("against the first", f"{best / found[0][0]:.2f} ×", names[0]))
+    sizes = [(file.of(row) or math.inf, name) for row, name in zip(rows, names, strict=True)]
+    if math.isfinite(min(sizes)[0]):
+        items.append(("smallest on disk", size(min(sizes)[0]), min(sizes)[1]))
+    return items
+
+
+def _chart(figure: Figure, rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Nothing where no model has the figure."""
+    shown = [
+        Bar(name, value, figure.text(value), f"{name}\n{figure.title}: {figure.text(value)}", index)
+        for index, (row, name) in enumerate(zip(rows, names, strict=True))
+        if (value := figure.of(row)) is not None
+    ]
+    note = figure.note
+    measured = next((row["perplexity"] for row in rows if row.get("perplexity")), None)
+    if figure.name == "perplexity" and measured:
+        note += f" {measured['data']}, {measured['windows']} × {measured['seqlen']} tokens."
+    return bars.bar_chart(figure.title, note, shown) if shown else ""
+
+
+def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
+    columns = ["model", *(figure.title for figure in FIGURES), "whole process"]
+    cells = []
+    for row, name in zip(rows, names, strict=True):
+        line = [TableCell(name)]
+        for figure in FIGURES:
+            value = figure.of(row)
+            text = "–" if value is None else figure.text(value)
+            line.append(TableCell(text, value))
+        held = row.get("process_bytes")
+        line.append(TableCell(size(held), held) if is_number(held) else figure_cell(None))
+        cells.append(line)
+    return page.table("A click on a column's head sorts by it.", columns, cells)
