@@ -109,7 +109,7 @@ class Recipe:
         object.__setattr__(self, "refine", to_mapping(self.refinement))
         object.__setattr__(self, "update", to_mapping(self.weight_update))
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
-        object.__setattr__(self, "values", to_mapping(self.rounding))
+        object.__setattr__(self, "values", to_mapping(choose_rounding(self.values)))
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -155,7 +155,8 @@ class Recipe:
 
     @property
     def rounding(self) -> Rounding | None:
-        return choose_rounding(self.values)
+        chosen = choose_rounding(self.values)
+        return None if chosen is None else chosen.settle_zero(self.keeps_all)
 
     @property
     def head_grid(self) -> Grid | None:

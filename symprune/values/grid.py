@@ -1,8 +1,9 @@
 """A grid: the few values that weights which share a scale may have, and a matrix that is on it.
 
 A weight is scale x level. GROUP columns of a row share a scale, in bfloat16. The levels of int8 are
--127 ... 127. Those of the others are odd, -1 and 1 the smallest: a zero is what a mask is for, so
-none of the few levels is spent on it.
+-127 ... 127. Those of fewer bits are odd (-3, -1, 1, 3) or, with a zero, even (-4, -2, 0, 2). An
+even grid has one level more on one side; its scales may be negative, so that a group's largest
+weight is on that side.
 """
 
 from __future__ import annotations
@@ -18,19 +19,26 @@ GROUP = 64  # columns
 
 @dataclass(frozen=True)
 class Grid:
-    """Levels from -largest to largest, `step` apart; code 0 stands for `lowest`."""
+    """Levels from least to most, `step` apart; code 0 stands for `lowest`."""
 
     name: str
     bits: int
-    largest: int
+    least: int
+    most: int
     step: int
     lowest: int
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Of the scales."""
+        return (1,) if self.most == -self.least else (1, -1)
 
     def nearest(self, ratio: Tensor) -> Tensor:
         """The level next to weight / scale, as a float. No gradient passes it: to train through it,
         hand the gradient on as if nothing had been rounded (straight-through)."""
-        steps = torch.add(ratio, self.largest).mul_(1 / self.step).round_()
-        return steps.clamp_(0, 2 * self.largest / self.step).mul_(self.step).sub_(self.largest)
+        steps = torch.sub(ratio, self.least).mul_(1 / self.step).round_()
+        last = (self.most - self.least) / self.step
+        return steps.clamp_(0, last).mul_(self.step).add_(self.least)
 
     def codes(self, levels: Tensor) -> Tensor:
         """uint8"""
@@ -41,13 +49,21 @@ class Grid:
         return codes.float().mul_(self.step).add_(self.lowest)
 
 
+def _odd(bits: int) -> Grid:
+    most = 2**bits - 1
+    return Grid(f"int{bits}", bits, -most, most, 2, -most)
+
+
+def _even(bits: int) -> Grid:
+    return Grid(f"int{bits}z", bits, -(2**bits), 2**bits - 2, 2, -(2**bits))
+
+
 GRIDS = {
     grid.name: grid
     for grid in (
-        Grid("int8", 8, largest=127, step=1, lowest=-128),
-        Grid("int4", 4, largest=15, step=2, lowest=-15),
-        Grid("int3", 3, largest=7, step=2, lowest=-7),
-        Grid("int2", 2, largest=3, step=2, lowest=-3),
+        Grid("int8", 8, least=-127, most=127, step=1, lowest=-128),
+        *(_odd(bits) for bits in (4, 3, 2)),
+        *(_even(bits) for bits in (4, 3, 2)),
     )
 }
 
@@ -84,6 +100,12 @@ def spread(scales: Tensor, columns: int) -> Tensor:
     """`[out, groups]` -> `[out, columns]`, fp32: the scale of each weight."""
     each = scales.float().unsqueeze(2).expand(-1, -1, GROUP)
     return each.reshape(len(scales), -1)[:, :columns]
+
+
+def per_scale(scales: Tensor) -> Tensor:
+    """1/scale, of either sign, and 0 where that would be infinite."""
+    usable = scales.abs() >= torch.finfo(scales.dtype).tiny
+    return torch.where(usable, 1 / scales, torch.zeros_like(scales))
 
 
 def in_groups(matrix: Tensor) -> Tensor:

@@ -59,12 +59,13 @@ def rounded(weight: Tensor, kind: str) -> OnGrid:
     groups = -(-columns // GROUP)
     wide = torch.zeros(rows, groups * GROUP)
     wide[:, :columns] = weight
-    top = 127 if kind == "int8" else 2 ** BITS[kind] - 1
+    even = kind.endswith("z")
+    top = 127 if kind == "int8" else 2 ** BITS[kind] - 1 - even
     scales = (wide.view(rows, groups, GROUP).abs().amax(2) / top).bfloat16()
     scales[scales == 0] = 1
     steps = weight / scales.float().repeat_interleave(GROUP, 1)[:, :columns]
     if kind == "int8":
         codes = (steps.round() + 128).clamp(1, 255)
     else:
-        codes = ((steps + top) / 2).round().clamp(0, top)
+        codes = ((steps + top) / 2 + even).round().clamp(0, 2 ** BITS[kind] - 1)
     return OnGrid(codes.to(torch.uint8), scales, GRIDS[kind])

@@ -71,7 +71,7 @@ INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
         return _mm256_xor_si256(load256(p + 32 * part), _mm256_set1_epi8((char)0x80));
     int bits = bits_of(kind);
     __m256i codes;
-    if (kind == INT4) {
+    if (bits == 4) {
         __m256i both = _mm256_cvtepu8_epi16(load128(p + 16 * part));
         codes = _mm256_and_si256(_mm256_or_si256(both, _mm256_slli_epi16(both, 4)),
                                  _mm256_set1_epi8(0x0f));
@@ -80,8 +80,8 @@ INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
         __m256i high = unpack16(p + 4 * bits * part + 2 * bits, bits);
         codes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
     }
-    __m256i top = _mm256_set1_epi8((char)((1 << bits) - 1));
-    return _mm256_sub_epi8(_mm256_add_epi8(codes, codes), top);
+    __m256i zero = _mm256_set1_epi8((char)(zero_of(kind) - odd_of(kind)));
+    return _mm256_sub_epi8(_mm256_add_epi8(codes, codes), zero);
 }
 
 INLINE __m128i two_quarters(const void *low, const void *high) {
@@ -359,8 +359,7 @@ const Level avx2_level = {
     .name = "avx2",
     .read = read_any,
     .quantise = quantise,
-    .one = {{NULL, NULL}, BOTH(one, BFLOAT16), {NULL, NULL}, BOTH(one, INT8), BOTH(one, INT4),
-            BOTH(one, INT3), BOTH(one, INT2)},
+    .one = {{NULL, NULL}, BOTH(one, BFLOAT16), {NULL, NULL}, ALL_CODES(one)},
     .expand = ALL(expand),
     .several = ALL_SEVERAL,
     .add_up = add_up_sums,

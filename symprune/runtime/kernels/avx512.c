@@ -24,9 +24,9 @@ INLINE __m512i unpack(const uint8_t *p, int kind, int masked) {
     if (kind == INT8) return masked ? load_halves(p) : load_first(p);
     int bits = bits_of(kind);
     __m512i lanes;
-    if (kind == INT4) {
+    if (bits == 4) {
         lanes = _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
-    } else if (kind == INT3) {
+    } else if (bits == 3) {
         const __m512i bytes = _mm512_set_epi64(
             0x1717171717171615, 0x1414141414141312, 0x111111111111100f, 0x0e0e0e0e0e0e0d0c,
             0x0b0b0b0b0b0b0a09, 0x0808080808080706, 0x0505050505050403, 0x0202020202020100);
@@ -38,7 +38,8 @@ INLINE __m512i unpack(const uint8_t *p, int kind, int masked) {
     long long step = 0x0706050403020100LL * bits + 0x4040404040404040LL - 0x0101010101010101LL;
     __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(step), lanes);
     __m512i field = _mm512_set1_epi8((char)((1 << (bits + 1)) - 2));
-    return _mm512_ternarylogic_epi64(codes, field, _mm512_set1_epi8(1), 0xea); /* a & b | c */
+    __m512i odd = _mm512_set1_epi8((char)odd_of(kind));
+    return _mm512_ternarylogic_epi64(codes, field, odd, 0xea); /* a & b | c */
 }
 
 INLINE __m256 load_scales(const uint8_t *p) {
