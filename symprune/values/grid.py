@@ -1,9 +1,12 @@
 """A grid: the few values that weights which share a scale may have, and a matrix that is on it.
 
 A weight is scale x level. GROUP columns of a row share a scale, in bfloat16. The levels of int8 are
--127 ... 127. Those of fewer bits are odd (-3, -1, 1, 3) or, with a zero, even (-4, -2, 0, 2). An
-even grid has one level more on one side; its scales may be negative, so that a group's largest
-weight is on that side.
+-127 ... 127. Of b bits there are 2^b levels, with n = 2^(b-1):
+
+- int4, int3 and int2 have -n ... -1 and 1 ... n: zero is what a mask is for, and what it leaves is
+  not small;
+- int4z, int3z and int2z have -n ... n - 1, zero among them. Their scales may be negative, so that
+  a group's largest weight is on the side that has one more.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ GROUP = 64  # columns
 
 @dataclass(frozen=True)
 class Grid:
-    """Levels from least to most, `step` apart; code 0 stands for `lowest`."""
+    """Levels from least to most, zero among them or not; code 0 stands for `lowest`."""
 
     name: str
     bits: int
     least: int
     most: int
-    step: int
     lowest: int
+    zero: bool = True
 
     @property
     def signs(self) -> tuple[int, ...]:
@@ -36,34 +39,37 @@ class Grid:
     def nearest(self, ratio: Tensor) -> Tensor:
         """The level next to weight / scale, as a float. No gradient passes it: to train through it,
         hand the gradient on as if nothing had been rounded (straight-through)."""
-        steps = torch.sub(ratio, self.least).mul_(1 / self.step).round_()
-        last = (self.most - self.least) / self.step
-        return steps.clamp_(0, last).mul_(self.step).add_(self.least)
+        if self.zero:
+            return ratio.round().clamp_(self.least, self.most)
+        return ratio.abs().round_().clamp_(1, self.most).copysign_(ratio)
 
     def codes(self, levels: Tensor) -> Tensor:
         """uint8"""
-        return ((levels - self.lowest) / self.step).to(torch.uint8)
+        skipped = 0 if self.zero else (levels > 0).to(levels.dtype)
+        return (levels - self.lowest - skipped).to(torch.uint8)
 
     def levels(self, codes: Tensor) -> Tensor:
         """fp32"""
-        return codes.float().mul_(self.step).add_(self.lowest)
+        levels = codes.float().add_(self.lowest)
+        return levels if self.zero else levels.add_(levels >= 0)
 
 
-def _odd(bits: int) -> Grid:
-    most = 2**bits - 1
-    return Grid(f"int{bits}", bits, -most, most, 2, -most)
+def _without_zero(bits: int) -> Grid:
+    half = 2 ** (bits - 1)
+    return Grid(f"int{bits}", bits, -half, half, -half, zero=False)
 
 
-def _even(bits: int) -> Grid:
-    return Grid(f"int{bits}z", bits, -(2**bits), 2**bits - 2, 2, -(2**bits))
+def _with_zero(bits: int) -> Grid:
+    half = 2 ** (bits - 1)
+    return Grid(f"int{bits}z", bits, -half, half - 1, -half)
 
 
 GRIDS = {
     grid.name: grid
     for grid in (
-        Grid("int8", 8, least=-127, most=127, step=1, lowest=-128),
-        *(_odd(bits) for bits in (4, 3, 2)),
-        *(_even(bits) for bits in (4, 3, 2)),
+        Grid("int8", 8, least=-127, most=127, lowest=-128),
+        *(_without_zero(bits) for bits in (4, 3, 2)),
+        *(_with_zero(bits) for bits in (4, 3, 2)),
     )
 }
 

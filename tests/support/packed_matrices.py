@@ -16,8 +16,8 @@ SHAPES = [(1, 1), (1, 64), (3, 130), (8, 64), (9, 63), (16, 128), (17, 200), (40
 def random_codes(
     rows: int, columns: int, kind: str, sparsity: float | None, generator: torch.Generator
 ) -> Codes:
-    """Codes over all levels, scales of very different sizes and, where levels are even, of either
-    sign, and a mask unless sparsity is None."""
+    """Codes over all levels, scales of very different sizes and, where a level is zero, of
+    either sign, and a mask unless sparsity is None."""
     low = 1 if kind == "int8" else 0
     codes = torch.randint(
         low, 2 ** BITS[kind], (rows, columns), generator=generator, dtype=torch.uint8
@@ -36,8 +36,9 @@ def dense_of(codes: Codes, kind: str) -> Tensor:
     """scale * level, in float32, as the format's own definition has it."""
     values, scales, keep = codes
     whole = values.float()
-    odd = 0 if kind.endswith("z") else 1
-    levels = whole - 128 if kind == "int8" else 2 * whole + odd - 2 ** BITS[kind]
+    levels = whole - 2 ** (BITS[kind] - 1)
+    if kind in ("int4", "int3", "int2"):
+        levels[levels >= 0] += 1
     weights = levels * scales.float().repeat_interleave(64, 1)[:, : values.shape[1]]
     return weights if keep is None else torch.where(keep, weights, torch.zeros(()))
 

@@ -6,7 +6,7 @@
 
 #include "convert.h"
 
-/* Value number `index` of a run as a word; codes of few bits as u = 2 code + odd. */
+/* Value number `index` of a run as a word; of a code the byte u with level u - zero. */
 INLINE uint32_t read_word(const uint8_t *run, int index, int kind) {
     int bits = bits_of(kind);
     if (kind == FLOAT32) {
@@ -17,7 +17,8 @@ INLINE uint32_t read_word(const uint8_t *run, int index, int kind) {
     if (bits == 16) return load16(run + 2 * index);
     if (kind == INT8) return run[index];
     uint32_t two = load16(run + ((index * bits) >> 3));
-    return ((two >> ((index * bits) & 7)) & ((1u << bits) - 1)) * 2 + (uint32_t)odd_of(kind);
+    uint32_t code = (two >> ((index * bits) & 7)) & ((1u << bits) - 1);
+    return code + (skips_zero(kind) && code >= (uint32_t)zero_of(kind));
 }
 
 INLINE void write_word(void *words, int64_t index, int kind, uint32_t word) {

@@ -82,12 +82,11 @@ INLINE int bits_of(int kind) {
 
 INLINE int is_codes(int kind) { return kind >= INT8; }
 
-/* Codes of fewer than 8 bits are read as u = 2 code + odd. */
-INLINE int odd_of(int kind) { return kind < INT4Z; }
+/* The byte that stands for level 0. */
+INLINE int zero_of(int kind) { return 1 << (bits_of(kind) - 1); }
 
-/* The byte that stands for level 0: codes of int8 are offset by 128, the levels of fewer bits are
- * u - 2^bits. */
-INLINE int zero_of(int kind) { return kind == INT8 ? 128 : 1 << bits_of(kind); }
+/* Whether no code stands for level 0: then codes from there on are one byte further. */
+INLINE int skips_zero(int kind) { return kind > INT8 && kind < INT4Z; }
 
 INLINE int word_size(int kind) { return bits_of(kind) < 8 ? 1 : bits_of(kind) / 8; }
 

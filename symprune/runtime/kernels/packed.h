@@ -13,7 +13,7 @@
 #define PACKED_PADDING 64
 #define PACKED_INTERFACE 2
 
-/* Levels of few bits are odd, or even with a zero (Z). */
+/* Levels of few bits are those around zero, without it or with it (Z). */
 enum packed_kind {
     FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, INT3, INT2, INT4Z, INT3Z, INT2Z, KINDS
 };

@@ -19,7 +19,10 @@ def all_levels(name: str) -> Tensor:
     if name == "int8":
         return torch.arange(-127.0, 128.0)
     bits = GRIDS[name].bits
-    return 2 * torch.arange(2.0**bits) - (2**bits - (not name.endswith("z")))
+    half = 2.0 ** (bits - 1)
+    if name.endswith("z"):
+        return torch.arange(-half, half)
+    return torch.cat([torch.arange(-half, 0), torch.arange(1, half + 1)])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -102,7 +102,7 @@ def test_where_channels_know_nothing_of_each_other_all_ways_are_one(name: str) -
     torch.testing.assert_close(weights_of(loop, keep), weights_of(near, keep), rtol=1e-2, atol=1e-2)
     levels, scales = descend(weight, keep, gram, grid, near, 40)
     best = nearest_levels(weight, scales, grid)
-    middle = (weight / spread(scales, COLUMNS) - best).abs() > 0.999 * grid.step / 2
+    middle = (weight / spread(scales, COLUMNS) - best).abs() > 0.4995
     assert ((levels == best) | ~keep | middle).all()
 
 
@@ -113,7 +113,7 @@ def test_descent_lies_between_the_best_there_is_and_the_nearest(seed: int) -> No
     weight, keep = problem(5, 4, 0.25, seed)
     gram, grid = damped("correlated", 4, seed), GRIDS["int2"]
     whole = (gram.gram + gram.added.diag()).double()
-    choices = torch.tensor(list(itertools.product([-3.0, -1.0, 1.0, 3.0], repeat=4))).double()
+    choices = torch.tensor(list(itertools.product([-2.0, -1.0, 1.0, 2.0], repeat=4))).double()
     near = nearest(weight, keep, gram, "int2")
     least = torch.full((5,), torch.inf).double()
     for number in range(40):
