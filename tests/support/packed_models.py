@@ -8,7 +8,7 @@ import families
 import torch
 from torch import Tensor
 
-from symprune.runtime.blob import BITS, FLOATS
+from symprune.runtime.blob import FLOATS
 from symprune.runtime.layers import cast_packed
 from symprune.runtime.pack_model import pack_model
 from symprune.runtime.packable import BLOCKS, packable

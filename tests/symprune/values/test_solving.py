@@ -117,8 +117,8 @@ def test_descent_lies_between_the_best_there_is_and_the_nearest(seed: int) -> No
     near = nearest(weight, keep, gram, "int2")
     least = torch.full((5,), torch.inf).double()
     for number in range(40):
-        levels = 2 * torch.randint(0, 4, (5, 4), generator=torch.Generator().manual_seed(number))
-        start = near if number == 0 else ((levels - 3).float(), near[1])
+        drawn = torch.randint(0, 4, (5, 4), generator=torch.Generator().manual_seed(number))
+        start = near if number == 0 else (grid.levels(drawn), near[1])
         found = errors(gram, weight, weights_of(descend(weight, keep, gram, grid, start, 4), keep))
         began = errors(gram, weight, weights_of(start, keep))
         assert (found <= began + slack(gram, weight)).all()
