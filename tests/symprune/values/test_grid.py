@@ -114,7 +114,7 @@ def test_matrices_on_a_device_are_brought_together() -> None:
 
 
 def error_with_gap(weight: Tensor, counts: Tensor, keep: Tensor, bits: int, gap: float) -> float:
-    """Of weights that stay, rounded to levels gap, gap + 1, ... on both sides, at the best scale."""
+    """Of what stays, rounded to levels gap, gap + 1, ... on both sides, at the best scale."""
     levels, kept = 2 ** (bits - 1), weight * keep
     whole = kept.abs().amax(1, keepdim=True) / (levels - 1 + gap)
     least = torch.full_like(whole, torch.inf)
