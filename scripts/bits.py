@@ -69,7 +69,7 @@ MAIN = (*(Cell("50", values) for values in WIDTHS), *(Cell("0", values) for valu
 OTHERS = (
     *(Cell("0", values, solve) for values in ("int8", *WIDTHS) for solve in ("nearest", "gptq")),
     *(Cell("30", values) for values in WIDTHS),
-    *(Cell(amount, values) for values in ("bf16", "int4", "int8") for amount in ("60", "70", "2:4")),
+    *(Cell(amount, each) for each in ("bf16", "int4", "int8") for amount in ("60", "70", "2:4")),
     Cell("50", "bf16"), Cell("50", "int8"),
     *(Cell("50", "int4", solve) for solve in ("nearest", "gptq")),
 )  # fmt: skip
