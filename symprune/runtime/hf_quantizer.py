@@ -22,17 +22,17 @@ from symprune.errors import SympruneError
 from symprune.machine import memory
 from symprune.runtime.blob import packed_name, parameter_name
 from symprune.runtime.layers import pack_parameter, packed_parameters
+from symprune.runtime.layout import VERSION
 from symprune.runtime.packable import BLOCKS, guard_name, packable
 from symprune.runtime.unpack_model import rename_ties, unpack_model
 
 METHOD = "symprune"
-FORMAT = 1
 
 
 class SympruneConfig(QuantizationConfigMixin):
     """`quantization_config` in a packed model's config.json; what else is there is kept."""
 
-    def __init__(self, quant_method: str = METHOD, format: int = FORMAT, **others: Any) -> None:
+    def __init__(self, quant_method: str = METHOD, format: int = VERSION, **others: Any) -> None:
         self.quant_method = quant_method  # type: ignore[assignment]
         self.format = format
         vars(self).update(others)
@@ -46,9 +46,9 @@ class SympruneQuantizer(HfQuantizer):
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         found = getattr(self.quantization_config, "format", None)
-        if found != FORMAT:
+        if found != VERSION:
             raise SympruneError(
-                f"The model is packed in format {found}; this symprune reads format {FORMAT}."
+                f"The model is packed in format {found}; this symprune reads format {VERSION}."
             )
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:

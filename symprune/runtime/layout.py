@@ -14,16 +14,12 @@ from symprune.runtime.tiles import GROUP, PANEL, Tiling
 from symprune.values.grid import GRIDS, Grid
 
 MAGIC = b"SYMPACK\x01"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8s6IQ24x")
 PADDING = 64
 MASKED, TRANSPOSED = 1, 2
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KINDS = (
-    *("float32", "bfloat16", "float16"),
-    *("int8", "int4", "int3", "int2"),
-    *("int4z", "int3z", "int2z"),
-)  # in the order of their numbers
+KINDS = ("float32", "bfloat16", "float16", "int8", "int4", "int3", "int2")  # by number
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16} | {
     name: grid.bits for name, grid in GRIDS.items()
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
-from symprune.runtime.blob import FLOATS, encode_codes, encode_floats
+from symprune.runtime.blob import FLOATS, Codes, encode_codes, encode_floats
 from symprune.runtime.layers import pack_parameter
 from symprune.runtime.packable import BLOCKS, Packing, packable
 from symprune.values.grid import OnGrid
@@ -52,8 +52,16 @@ def _encode(model: nn.Module, packing: Packing, given: Mapping[str, OnGrid]) -> 
     kinds = sorted({each.grid.name for each in coded})
     if len(kinds) > 1:
         raise SympruneError(f"{packing.name} would have values of {' and '.join(kinds)}.")
-    pieces = []
-    for each, piece in zip(coded, packing.pieces(weight), strict=True):
-        keep = (piece != 0) | (each.grid.levels(each.codes) == 0)  # some levels are zero themselves
-        pieces.append((each.codes, each.scales, None if keep.all() else keep))
+    pieces = [
+        _mask_if_smaller(each, piece != 0)
+        for each, piece in zip(coded, packing.pieces(weight), strict=True)
+    ]
     return encode_codes(pieces, kinds[0], **how).to(weight.device)
+
+
+def _mask_if_smaller(value: OnGrid, keep: Tensor) -> Codes:
+    """Zeros are left out by a mask or, where that takes more room, are codes for the level zero."""
+    kept, bits = int(keep.sum()), value.grid.bits
+    if keep.numel() + bits * kept < bits * keep.numel():
+        return value.codes, value.scales, keep
+    return value.codes.masked_fill(~keep, -value.grid.lowest), value.scales, None

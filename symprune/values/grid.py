@@ -1,12 +1,9 @@
 """A grid: the few values that weights which share a scale may have, and a matrix that is on it.
 
 A weight is scale x level. GROUP columns of a row share a scale, in bfloat16. The levels of int8 are
--127 ... 127. Of b bits there are 2^b levels, with n = 2^(b-1):
-
-- int4, int3 and int2 have -n ... -1 and 1 ... n: zero is what a mask is for, and what it leaves is
-  not small;
-- int4z, int3z and int2z have -n ... n - 1, zero among them. Their scales may be negative, so that
-  a group's largest weight is on the side that has one more.
+-127 ... 127, those of b < 8 bits -2^(b-1) ... 2^(b-1) - 1. There a scale may be negative, so that a
+group's largest weight is on the side that has one level more. One of the levels is zero, under a
+mask as well: what is kept in a group beside one very large weight may be nothing in comparison.
 """
 
 from __future__ import annotations
@@ -22,14 +19,16 @@ GROUP = 64  # columns
 
 @dataclass(frozen=True)
 class Grid:
-    """Levels from least to most, zero among them or not; code 0 stands for `lowest`."""
+    """Levels from least to most; code 0 stands for `lowest`."""
 
     name: str
     bits: int
     least: int
     most: int
-    lowest: int
-    zero: bool = True
+
+    @property
+    def lowest(self) -> int:
+        return -(2 ** (self.bits - 1))
 
     @property
     def signs(self) -> tuple[int, ...]:
@@ -39,37 +38,24 @@ class Grid:
     def nearest(self, ratio: Tensor) -> Tensor:
         """The level next to weight / scale, as a float. No gradient passes it: to train through it,
         hand the gradient on as if nothing had been rounded (straight-through)."""
-        if self.zero:
-            return ratio.round().clamp_(self.least, self.most)
-        return ratio.abs().round_().clamp_(1, self.most).copysign_(ratio)
+        return ratio.round().clamp_(self.least, self.most)
 
     def codes(self, levels: Tensor) -> Tensor:
         """uint8"""
-        skipped = 0 if self.zero else (levels > 0).to(levels.dtype)
-        return (levels - self.lowest - skipped).to(torch.uint8)
+        return (levels - self.lowest).to(torch.uint8)
 
     def levels(self, codes: Tensor) -> Tensor:
         """fp32"""
-        levels = codes.float().add_(self.lowest)
-        return levels if self.zero else levels.add_(levels >= 0)
-
-
-def _without_zero(bits: int) -> Grid:
-    half = 2 ** (bits - 1)
-    return Grid(f"int{bits}", bits, -half, half, -half, zero=False)
-
-
-def _with_zero(bits: int) -> Grid:
-    half = 2 ** (bits - 1)
-    return Grid(f"int{bits}z", bits, -half, half - 1, -half)
+        return codes.float().add_(self.lowest)
 
 
 GRIDS = {
     grid.name: grid
     for grid in (
-        Grid("int8", 8, least=-127, most=127, lowest=-128),
-        *(_without_zero(bits) for bits in (4, 3, 2)),
-        *(_with_zero(bits) for bits in (4, 3, 2)),
+        Grid("int8", 8, -127, 127),
+        Grid("int4", 4, -8, 7),
+        Grid("int3", 3, -4, 3),
+        Grid("int2", 2, -2, 1),
     )
 }
 

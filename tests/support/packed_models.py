@@ -64,7 +64,4 @@ def rounded(weight: Tensor, kind: str) -> OnGrid:
     scales[scales == 0] = 1
     steps = weight / scales.float().repeat_interleave(GROUP, 1)[:, :columns]
     levels = steps.round().clamp(grid.least, grid.most)
-    if not grid.zero:
-        levels[levels == 0] = 1
-    codes = grid.codes(levels)
-    return OnGrid(codes, scales, grid)
+    return OnGrid(grid.codes(levels), scales, grid)

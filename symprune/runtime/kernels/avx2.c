@@ -65,14 +65,6 @@ INLINE __m256i unpack16(const uint8_t *p, int bits) {
     return _mm256_srli_epi16(_mm256_mullo_epi16(pairs, load256(up)), 16 - bits);
 }
 
-/* The levels of the 4, 8 or 16 codes that skip zero. */
-INLINE __m256i levels_of_codes(int bits) {
-    if (bits == 2) return _mm256_set1_epi32(0x0201fffe);
-    if (bits == 3) return _mm256_set1_epi64x(0x04030201fffefdfc);
-    return _mm256_broadcastsi128_si256(
-        _mm_set_epi64x(0x0807060504030201, (long long)0xfffefdfcfbfaf9f8));
-}
-
 /* 32 codes as signed levels. */
 INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
     if (kind == INT8)
@@ -88,7 +80,6 @@ INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
         __m256i high = unpack16(p + 4 * bits * part + 2 * bits, bits);
         codes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
     }
-    if (skips_zero(kind)) return _mm256_shuffle_epi8(levels_of_codes(bits), codes);
     return _mm256_sub_epi8(codes, _mm256_set1_epi8((char)zero_of(kind)));
 }
 

@@ -1,6 +1,6 @@
 /* AVX-512 with VBMI, VBMI2 and VNNI: values are expanded to their places in a register.
  *
- * Codes: 64 columns are one register of bytes u with level u - zero; pruned places get u = zero.
+ * Codes: 64 columns are one register of codes u with level u - zero; pruned places get u = zero.
  * One vpdpbusd multiplies them with 64 quantised inputs, exactly. Floats are widened to float32
  * and multiplied with the inputs as they are. */
 #include "level.h"
@@ -18,15 +18,8 @@ INLINE __m512i load_halves(const uint8_t *p) {
     return values;
 }
 
-/* The bytes of the 4, 8 or 16 codes that skip zero, as often as they fit. */
-INLINE __m512i bytes_of_codes(int bits) {
-    if (bits == 2) return _mm512_set1_epi32(0x04030100);
-    if (bits == 3) return _mm512_set1_epi64(0x0807060503020100);
-    return _mm512_broadcast_i32x4(_mm_set_epi64x(0x100f0e0d0c0b0a09, 0x0706050403020100));
-}
-
-/* 64 bytes u from packed bits: each 8 codes are in one lane of 8 bytes, a multishift takes them
- * apart, and what it leaves above a code picks another copy of the same byte. */
+/* 64 codes from packed bits: each 8 of them are in one lane of 8 bytes, a multishift takes them
+ * apart. */
 INLINE __m512i unpack(const uint8_t *p, int kind, int masked) {
     if (kind == INT8) return masked ? load_halves(p) : load_first(p);
     int bits = bits_of(kind);
@@ -44,7 +37,6 @@ INLINE __m512i unpack(const uint8_t *p, int kind, int masked) {
     }
     long long step = 0x0706050403020100LL * bits;
     __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(step), lanes);
-    if (skips_zero(kind)) return _mm512_permutexvar_epi8(codes, bytes_of_codes(bits));
     return _mm512_and_si512(codes, _mm512_set1_epi8((char)((1 << bits) - 1)));
 }
 
@@ -53,7 +45,7 @@ INLINE __m256 load_scales(const uint8_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* The bytes u of one row of a tile; moves `run` behind it. */
+/* The codes of one row of a tile; moves `run` behind it. */
 INLINE __m512i expand_codes(const uint8_t **run, const uint8_t *mask, int kind, int masked) {
     __m512i codes = unpack(*run, kind, masked);
     if (!masked) {
@@ -275,7 +267,7 @@ INLINE void several_codes(const Tiles *tiles, int64_t first, int64_t groups, con
         some_codes(tiles, groups, x, token * x->groups + first, sums + token, TOKENS);
     for (; token < x->tokens; token++)
         some_codes(tiles, groups, x, token * x->groups + first, sums + token, 1);
-    (void)kind; /* all are bytes u by now */
+    (void)kind; /* all are bytes by now */
 }
 
 INLINE void several_floats(const Tiles *tiles, int64_t first, int64_t groups, const Input *x,

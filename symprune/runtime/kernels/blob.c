@@ -68,7 +68,7 @@ static int check_panel(const uint8_t *p, const uint8_t *end, const Matrix *matri
 
 int packed_check(const uint8_t *blob, int64_t size) {
     if (size < PACKED_HEADER + PACKED_PADDING) return NOT_A_BLOB;
-    if (memcmp(blob, "SYMPACK\1", 8) || load32(blob + 8) != 1) return NOT_A_BLOB;
+    if (memcmp(blob, "SYMPACK\1", 8) || load32(blob + 8) != PACKED_VERSION) return NOT_A_BLOB;
     if (load32(blob + 12) >= KINDS || load32(blob + 16) > 3) return NOT_A_BLOB;
     if (!load32(blob + 20) || !load32(blob + 24)) return NOT_A_BLOB;
     if (load64(blob + 32) != (uint64_t)size) return NOT_A_BLOB;

@@ -121,7 +121,7 @@ def test_the_bytes_are_as_the_format_says() -> None:
     keep[0, [1, 2, 63, 64]] = True
     raw = bytes(packed.encode_codes([(codes, scales, keep)], "int3").numpy())
     assert raw[:8] == b"SYMPACK\x01"
-    assert struct.unpack("<6IQ", raw[8:40]) == (1, 5, 1, 1, 65, 0, len(raw))
+    assert struct.unpack("<6IQ", raw[8:40]) == (2, 5, 1, 1, 65, 0, len(raw))
     assert struct.unpack("<2q", raw[64:80]) == (0, 163)
     first = struct.pack("<8Q", 2 + 4 + 2**63, *[0] * 7) + struct.pack("<8H", 0x3F80, *[0] * 7)
     second = struct.pack("<8Q", 1, *[0] * 7) + struct.pack("<8H", 0x4000, *[0] * 7)
@@ -189,10 +189,11 @@ def test_bad_pieces_are_refused_in_one_sentence() -> None:
 
 def test_another_version_and_other_tensors_are_refused_by_name() -> None:
     blob, _ = random_matrix(3, 70, "int8", 0.5)
-    newer = blob.clone()
-    newer[8] = 2
-    with pytest.raises(SympruneError, match="version 2 of the format; this symprune reads"):
-        packed.describe(newer)
+    for version in (1, 3):
+        other_version = blob.clone()
+        other_version[8] = version
+        with pytest.raises(SympruneError, match=f"version {version} of the format; this symprune"):
+            packed.describe(other_version)
     for other in (torch.zeros(500, dtype=torch.uint8), blob.float(), blob[None], blob[:20]):
         with pytest.raises(SympruneError, match="not a packed matrix"):
             packed.describe(other)

@@ -24,6 +24,7 @@ from symprune.checkpoint.packed import pack
 from symprune.errors import SympruneError
 from symprune.eval.harness_model import HarnessModel
 from symprune.runtime.layers import PackedModule, packed_parameters
+from symprune.runtime.layout import VERSION
 from symprune.runtime.unpack_model import unpack_model
 
 MAIN = ("llama", "smollm", "gpt2", "mixtral", "qwen2", "gemma3")
@@ -179,9 +180,9 @@ def test_models_that_see_are_loaded_packed(family: str, tmp_path: Path) -> None:
 
 def test_other_formats_are_refused_in_a_sentence(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["format"] = 2
+    config["quantization_config"]["format"] = 1
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SympruneError, match="packed in format 2; this symprune reads format 1"):
+    with pytest.raises(SympruneError, match="packed in format 1; this symprune reads format 2"):
         AutoModelForCausalLM.from_pretrained(folder)
 
 
@@ -211,7 +212,7 @@ def test_damaged_files_are_refused_in_a_sentence_that_names_the_weights(folder: 
 
 def test_a_plain_model_that_says_it_is_packed_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     config = json.loads((tiny_folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "symprune", "format": 1}
+    config["quantization_config"] = {"quant_method": "symprune", "format": VERSION}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / FILE).write_bytes((tiny_folder / FILE).read_bytes())
     with pytest.raises(SympruneError, match="hold no packed weights"):

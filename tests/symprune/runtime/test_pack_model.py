@@ -49,7 +49,7 @@ def test_a_model_of_any_family_runs_packed(family: str) -> None:
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "int3z", "int2"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "int3", "int2"])
 @pytest.mark.parametrize("family", MAIN)
 def test_quantised_values_give_what_the_dequantised_model_gives(family: str, kind: str) -> None:
     model = packed_models.packed(family, kind, around=True)
@@ -144,7 +144,7 @@ def test_weights_at_the_level_zero_need_no_mask(family: str) -> None:
     pack_model(model, report.values)
     for name, (module, leaf) in packed_parameters(model).items():
         blob, layout = module.blob(leaf)
-        assert layout.kind == "int2z" and not layout.masked
+        assert layout.kind == "int2" and not layout.masked
         weight = expected.get_parameter(name)
         assert (weight == 0).any() and torch.equal(decode(blob, torch.float32), weight)
 

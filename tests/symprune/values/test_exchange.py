@@ -79,13 +79,13 @@ def test_none_errs_less_than_the_best_of_all_masks_and_levels(seed: int) -> None
     weight, keep = problem(4, 5, 0.4, seed)
     gram = damped("correlated", 5, seed)
     whole = (gram.gram + gram.added.diag()).double()
-    choices = torch.tensor(list(itertools.product([-2.0, -1.0, 0, 1.0, 2.0], repeat=5))).double()
-    choices = choices[(choices != 0).sum(1) == 3]
+    choices = torch.tensor(list(itertools.product([-2.0, -1.0, 0, 1.0], repeat=5))).double()
+    choices = choices[((choices != 0).sum(1) <= 3) & (choices != 0).any(1)]
     _, (mask, found) = exchanged(weight, keep, gram, "int2")
     after = errors(gram, weight, weights_of(found, mask))
     for row in range(4):
         curved = ((choices @ whole) * choices).sum(1)
-        along = (choices @ whole @ weight[row].double()).clamp(min=0)
+        along = choices @ whole @ weight[row].double()
         constant = weight[row].double() @ whole @ weight[row].double()
         best = (constant - along.square() / curved).amin()
         assert after[row] >= best - slack(gram, weight)[row]
