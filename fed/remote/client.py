@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Problem

@@ -1,4 +1,4 @@
-"""Files of a model folder that are nearly right: read as what they are, or refused in a sentence."""
+"""Files of a model folder that are nearly right: read, or refused in a sentence."""
 
 from __future__ import annotations
 
