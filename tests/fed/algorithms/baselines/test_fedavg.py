@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms import build
+from symprune.fed.algorithms.shared.local_steps import local_gradient
 from symprune.fed.problems.problem import Problem
 from symprune.fed.problems.quadratic import quadratic
+from symprune.fed.protocol import Turn
 from symprune.fed.simulate import simulate
 
 A = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
@@ -47,3 +49,12 @@ def test_a_strong_pull_keeps_clients_at_the_shared_model(parabolas: Problem) -> 
         for name, more in (("fedavg", {"gamma": 0.1}), ("fedprox", {"mu_prox": 50.0}))
     ]
     assert moved[1] < 0.1 * moved[0]
+
+
+def test_clipping_bounds_the_gradient_of_each_client(parabolas: Problem) -> None:
+    w = START.expand(3, 1)
+    gradient = (A * (START - Y)).view(3, 1)
+    turn = Turn(0, 0, 3, torch.arange(3))
+    got = local_gradient(parabolas, w, None, turn.stream("batch"), clip=1.5)
+    torch.testing.assert_close(got, gradient.clamp(-1.5, 1.5))
+    assert int((got != gradient).sum()) == 2
