@@ -36,7 +36,7 @@ def test_numbers_are_spread_as_they_should_be() -> None:
     """Of 40,000 draws a mean is within five of its standard errors."""
     stream = Stream.of(1, 0, "x", torch.arange(4))
     uniform, normal = stream.uniform(10_000), stream.normal(10_000)
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0 and uniform.max() < 1
     assert abs(float(uniform.mean()) - 0.5) < 5 * (1 / 12 / 40_000) ** 0.5
     assert abs(float(normal.mean())) < 5 / 40_000**0.5
     assert abs(float(normal.square().mean()) - 1) < 5 * (2 / 40_000) ** 0.5

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from symprune.errors import SympruneError
 
 ROOM = 2**29  # bytes of address space, of which every thread that starts reserves some, too
-LONGEST = 60.0  # seconds of the processor's time, not of a clock, for one input
+LONGEST = 20.0  # seconds of the processor's time, not of a clock, for one input
 FEW, MANY = 200, 20_000
 EXAMPLES = pytest.mark.parametrize(
     "examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]

@@ -202,3 +202,17 @@ def test_a_device_finds_what_the_cpu_finds_and_hardly_waits(
 def test_bad_options_are_one_sentence(options: Any, said: str) -> None:
     with pytest.raises(SympruneError, match=said):
         choose_rounding(options)
+
+
+def test_a_scale_that_is_too_short_is_fitted_to_its_levels() -> None:
+    """The levels of the start are right; of the scales only the true ones make no error."""
+    grid = GRIDS["int2"]
+    levels = torch.tensor([-3.0, -1.0, 1.0, 3.0])[torch.randint(0, 4, (6, 128))]
+    scales = torch.tensor([1.0, 0.5]).expand(6, 2)
+    weight = levels * scales.repeat_interleave(64, 1)
+    x = torch.randn(500, 128)
+    gram = DampedGram.from_gram(x.T @ x, 0.01, 0.0)
+    keep = torch.ones_like(weight, dtype=torch.bool)
+    found, fitted = descend(weight, keep, gram, grid, (levels, 0.8 * scales), 3)
+    assert torch.equal(found, levels)
+    torch.testing.assert_close(fitted, scales, rtol=0.01, atol=0)
