@@ -145,7 +145,7 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, float) or abs(value) < 2**1023
 
 
-def has_kinds(value: Any, kinds: Mapping[str, type]) -> bool:
+def has_kinds(value: Any, kinds: Mapping[str, type]) -> TypeGuard[dict[str, Any]]:
     """Whether a value out of a JSON file is a mapping in which these names have values of these
     kinds; float is any number."""
     return isinstance(value, dict) and all(
