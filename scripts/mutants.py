@@ -1,7 +1,7 @@
 """Do the tests notice? Faults are put into a copy of the code, one at a time, and the fitting tests
 are run on it: a fault is killed when a test fails, and survives when all pass.
 
-    .venv/bin/python scripts/mutants.py                     # all faults, about half an hour
+    .venv/bin/python scripts/mutants.py                     # all faults, which takes a while
     .venv/bin/python scripts/mutants.py --only dsnot        # those whose file or words have it
 
 faults/*.yaml lists them: file, old (text that stands in it exactly once), new, tests, and broken,

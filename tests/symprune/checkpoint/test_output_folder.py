@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from disk_steps import record_steps
 
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.record import read_record, write_record
@@ -85,22 +86,11 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
 def test_a_folder_is_on_the_disk_before_it_has_its_name_and_the_name_is_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def synced(opened: int) -> None:
-        done.append(Path(os.readlink(f"/proc/self/fd/{opened}")).name)
-        fsync(opened)
-
-    def renamed(self: Path, target: Path) -> Path:
-        done.append(f"rename to {target.name}")
-        return rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
+    done = record_steps(monkeypatch)
     with output_folder.whole_folder(tmp_path / "out") as folder:
         (folder / "a").write_text("a")
         (folder / "more").mkdir()
         (folder / "more" / "b").write_text("b")
-    at = done.index("rename to out")
-    assert {"a", "b", "more"} <= set(done[:at]) and tmp_path.name in done[at:]
+    at = done.index("rename folder out")
+    assert {"sync a", "sync b", "sync more"} <= set(done[:at])
+    assert f"sync {tmp_path.name}" in done[at:]
