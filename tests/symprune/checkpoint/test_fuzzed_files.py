@@ -13,6 +13,7 @@ import pytest
 import torch
 from fuzzing import EXAMPLES, changed, changed_json, damaged, fuzz
 from safetensors.torch import save_file
+from torch import Tensor
 
 from symprune import MaskSet
 from symprune.checkpoint.output_folder import check_output
@@ -27,11 +28,10 @@ from symprune.models import hub
 from symprune.recipe import Recipe
 
 
-def read_all(folder: Path) -> None:
+def read_all(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint, packed or not."""
     shards = open_shards(folder)
-    for name in shards:
-        shards.read(name)
+    return {name: shards.read(name) for name in shards}
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +131,12 @@ def test_the_masks_that_a_packed_manifest_describes_are_read_or_refused(
 def test_packed_weights_are_read_or_refused(examples: int, packed: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(packed, model)
-    (name,) = shard_names(model)
+    (name,), good = shard_names(model), read_all(packed)
 
     def read(data: bytes) -> None:
         (model / name).write_bytes(data)
-        read_all(model)
+        for key, tensor in read_all(model).items():
+            assert torch.equal(tensor, good[key]), f"{key} is another one"
 
     whole = (packed / name).read_bytes()
     fuzz(read, damaged(whole, beginning=8 + int.from_bytes(whole[:8], "little")), examples)
