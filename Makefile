@@ -6,7 +6,7 @@ DEMO ?= out/smollm2-135m-int4
 SPARSITY ?= 0.3
 PROMPT ?= "The best way to learn a language is"
 
-.PHONY: demo test test-processors test-slow test-flower check bench docs wheel clean
+.PHONY: demo test test-processors test-slow test-flower mutants check bench docs wheel clean
 
 # A real language model, pruned and packed on this machine: what it saves, what it costs, and the
 # same prompt continued by both.
@@ -48,6 +48,10 @@ test-slow: .venv/.ready
 test-flower: .venv/.ready
 	$(PIP) -e ".[simulation]"
 	$(BIN)/python -m pytest -m "slow or not slow" tests/fed/flower/test_apps.py tests/fed/flower/test_deploy.py tests/fed/pruning/test_remote.py
+
+# Do the tests notice? Faults are put into a copy of the code one by one, and 90 % must be found.
+mutants: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants.py
 
 # Style and types. Types are checked on an installed copy, where fed/ and eval/ have their names.
 check: .venv/.ready

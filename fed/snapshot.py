@@ -59,8 +59,14 @@ def load(path: Path) -> Snapshot:
     if metadata.get("version") != str(VERSION):
         raise SympruneError(f"Checkpoint {path} is not one of a federated run.")
     parts: dict[str, State] = {"server": {}, "client": {}, "ledger": {}}
-    for key, tensor in tensors.items():
-        part, _, name = key.partition("/")
-        parts[part][name] = tensor
-    history = parse_json(metadata["history"])
-    return Snapshot(metadata["run"], int(metadata["turn"]), history=history, **parts)
+    try:
+        for key, tensor in tensors.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = tensor
+        run, turn, history = metadata["run"], int(metadata["turn"]), parse_json(metadata["history"])
+    except (KeyError, ValueError) as error:
+        raise SympruneError(f"Checkpoint {path} is corrupt: {error}.") from None
+    told = isinstance(history, list) and all(isinstance(record, dict) for record in history)
+    if turn < 0 or not told:
+        raise SympruneError(f"Checkpoint {path} is corrupt: its history is not one.")
+    return Snapshot(run, turn, history=history, **parts)

@@ -21,6 +21,7 @@ from symprune.masks import count_true, pack_bits, unpack_bits
 from symprune.validation import parse_json
 
 FILE_NAME = "masks.safetensors"
+LARGEST_SIZE = 2**40
 PACKED = "packed.json"
 """What a folder has in which the masks are inside the packed weights."""
 
@@ -130,22 +131,31 @@ class MaskSet(Mapping[str, Tensor]):
 
         from symprune.runtime import blob
 
-        masks = cls()
+        masks, plain = cls(), 0
         try:
             about = parse_json((folder / PACKED).read_text())["masks"] or "{}"
-            shapes = parse_json(parse_json(about).get("__metadata__", {}).get("shapes", "{}"))
+            said = parse_json(parse_json(about).get("__metadata__", {}).get("shapes", "{}"))
+            shapes = {name: _read_shape(name, shape) for name, shape in said.items()}
             stored = {blob.packed_name(name): name for name in shapes}
             for file in sorted(folder.glob("*.safetensors")):
                 with safe_open(file, framework="pt") as opened:
-                    for key in stored.keys() & set(opened.keys()):
-                        keep = blob.keep_mask(opened.get_tensor(key))
-                        masks[stored[key]] = keep.view(shapes[stored[key]])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                    for key in opened.keys():  # noqa: SIM118 - not a mapping
+                        if key not in stored:
+                            plain += math.prod(opened.get_slice(key).get_shape())
+                            continue
+                        name, keep = stored[key], blob.keep_mask(opened.get_tensor(key))
+                        if keep.numel() != math.prod(shapes[name]):
+                            raise ValueError(f"{name} is packed in another shape")
+                        masks[name] = keep.view(shapes[name])
+            whole = {name: shapes[name] for name in shapes if name not in masks}
+            if sum(map(math.prod, whole.values())) > plain:
+                raise ValueError("there are more of them than weights")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SympruneError(f"The masks in {folder} cannot be read: {error}.") from error
         except SafetensorError as error:
             raise SympruneError(f"A file of {folder} is corrupt: {error}.") from error
-        for name in shapes.keys() - masks.keys():
-            masks[name] = torch.ones(shapes[name], dtype=torch.bool)
+        for name, shape in whole.items():
+            masks[name] = torch.ones(shape, dtype=torch.bool)
         return masks
 
     @classmethod
@@ -232,12 +242,20 @@ def metadata(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     return {"shapes": plain, "format": "symprune-masks"}
 
 
+def _read_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """A mask's shape, if it is one."""
+    sizes = shape if isinstance(shape, list) else [None]
+    if not all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in sizes):
+        raise ValueError(f"the shape {shape!r} of {name} is not one")
+    return tuple(sizes)
+
+
 def _check_shape(name: str, shape: Any, bits: Tensor) -> tuple[int, ...]:
     """A mask's shape, if it is one and there are bits for it."""
-    whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    if not whole or bits.dtype != torch.uint8 or bits.shape != ((math.prod(shape) + 7) // 8,):
+    found = _read_shape(name, shape)
+    if bits.dtype != torch.uint8 or bits.shape != ((math.prod(found) + 7) // 8,):
         raise ValueError(f"the bits of {name} do not make a mask of {shape}")
-    return tuple(shape)
+    return found
 
 
 def _file(path: str | Path) -> Path:

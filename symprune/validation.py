@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import yaml
 
@@ -136,6 +136,22 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value out of a JSON file is a number a float can hold; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < 2**1023
+
+
+def has_kinds(value: Any, kinds: Mapping[str, type]) -> TypeGuard[dict[str, Any]]:
+    """Whether a value out of a JSON file is a mapping in which these names have values of these
+    kinds; float is any number."""
+    return isinstance(value, dict) and all(
+        is_number(value.get(name)) if kind is float else type(value.get(name)) is kind
+        for name, kind in kinds.items()
+    )
 
 
 def read_numbers(value: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 from symprune.errors import SympruneError
 from symprune.eval.report import bars, page
 from symprune.eval.report.bars import Bar
-from symprune.eval.report.page import TableCell, figure_cell, figure_text, is_number
+from symprune.eval.report.page import TableCell, figure_cell, figure_text
 from symprune.eval.tables import bench_kind, bench_title, size
-from symprune.validation import parse_json
+from symprune.validation import has_kinds, is_number, parse_json
 
 Row = Mapping[str, Any]
 
@@ -53,7 +53,9 @@ FIGURES = (
     ),
     Figure("perplexity", "Perplexity", LOWER, figure_text),
 )
-NEEDED = ("label", "engine", "dtype")
+PLAN = dict.fromkeys(("prompt_tokens", "new_tokens", "threads", "rounds"), int)
+NEEDED = dict.fromkeys(("label", "engine", "dtype"), str)
+MEASURED = {"data": str, "windows": int, "seqlen": int}
 
 
 def read(path: Path) -> str:
@@ -67,9 +69,22 @@ def read(path: Path) -> str:
     rows = record.get("models") if isinstance(record, dict) else None
     if not isinstance(rows, list) or not rows or record.get("kind") != "bench":
         raise SympruneError(f"{path} is not the JSON file of a bench.")
-    if not all(isinstance(row, dict) and all(name in row for name in NEEDED) for row in rows):
+    if not all(map(_is_described, rows)):
         raise SympruneError(f"{path} has a model that is not fully described.")
+    around = {"machine": {}, "versions": {}, "notes": [], **record}
+    if not has_kinds(around, {"machine": dict, "versions": dict, "notes": list}):
+        raise SympruneError(f"{path} is not the JSON file of a bench.")
+    if not has_kinds(record.get("plan"), PLAN):
+        raise SympruneError(f"{path} does not say what was measured.")
     return build(record)
+
+
+def _is_described(row: Any) -> bool:
+    if not has_kinds(row, NEEDED):
+        return False
+    packed, measured = row.get("packed") or [], row.get("perplexity")
+    texts = isinstance(packed, list) and all(isinstance(kind, str) for kind in packed)
+    return texts and (not measured or has_kinds(measured, MEASURED))
 
 
 def build(record: Mapping[str, Any]) -> str:
@@ -77,7 +92,7 @@ def build(record: Mapping[str, Any]) -> str:
     rows: list[Row] = record["models"]
     names = [f"{row['label']} ({bench_kind(row)})" for row in rows]
     drawn = [chart for figure in FIGURES if (chart := _chart(figure, rows, names))]
-    notes = [page.paragraph(note) for note in record.get("notes", [])]
+    notes = [page.paragraph(str(note)) for note in record.get("notes", [])]
     machine = record.get("machine", {})
     where = f"On {machine.get('processor', 'this machine')}, {machine.get('cores', '?')} cores. "
     where += "Every model in a process of its own, in turns; figures are medians over the rounds."

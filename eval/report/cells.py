@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from symprune.errors import SympruneError
-from symprune.eval.report.page import is_number
-from symprune.validation import parse_json
+from symprune.validation import has_kinds, is_number, parse_json
 
 AMOUNT = ("sparsity", "pattern", "seed")
 """What of a recipe does not belong to its series: where on the axis it lies, and which draw."""
@@ -119,7 +118,7 @@ def _cell(values: Any, where: str) -> Cell:
     if not isinstance(values, dict):
         raise SympruneError(f"{where} is not a finished cell of a sweep.")
     recipe = values.get("recipe")
-    if not isinstance(recipe, dict) or "method" not in recipe:
+    if not has_kinds(recipe, {"method": str}):
         raise SympruneError(f"{where} is not a finished cell of a sweep: it has no recipe.")
     for name in ("perplexity", "sparsity"):
         if not is_number(values.get(name)):

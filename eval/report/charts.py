@@ -6,13 +6,12 @@ fits, so that its letters keep their size. A series has a colour, a mark and a d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from symprune.eval.report.scale import Scale, fit, percent_text, tick_text
+from symprune.eval.report.scale import Scale, fit, is_drawable, percent_text, tick_text
 
 WIDTHS = {"wide": 960, "narrow": 350}
 COLOURS = 8
@@ -40,7 +39,7 @@ class Point:
 
     @property
     def drawable(self) -> bool:
-        return math.isfinite(self.y) and math.isfinite(self.x)
+        return is_drawable(self.y) and is_drawable(self.x)
 
 
 @dataclass(frozen=True)

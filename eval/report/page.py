@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import Any, TypeGuard
 
 from symprune import __version__
 
@@ -107,11 +106,6 @@ def _td(cell: TableCell, is_number: bool) -> str:
     hint = f' data-tip="{escape(cell.hint)}"' if cell.hint else ""
     text = f"<strong>{escape(cell.text)}</strong>" if cell.strong else escape(cell.text)
     return f"<td{_number(is_number)}{value}{hint}>{text}</td>"
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value out of a JSON file is a number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def figure_text(number: float) -> str:

@@ -12,8 +12,9 @@ from symprune.checkpoint.record import RECORD, read_record
 from symprune.errors import SympruneError
 from symprune.eval.report import charts, heatmap, page
 from symprune.eval.report.charts import Axis, Point, Reference, Series
-from symprune.eval.report.page import TableCell, figure_cell, figure_text, is_number
+from symprune.eval.report.page import TableCell, figure_cell, figure_text
 from symprune.eval.tables import percent, size
+from symprune.validation import is_number
 
 MOST_ROWS = 2000
 ERRORS = {

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 
 WIDE_RANGE = 4.0
 """Positive figures whose largest is this many times the smallest go on a logarithmic axis."""
+LARGEST = 1e100
+"""Figures beyond it, or as near to zero, are on no axis."""
+
+
+def is_drawable(value: float) -> bool:
+    return value == 0 or 1 / LARGEST < abs(value) < LARGEST
 
 
 @dataclass(frozen=True)

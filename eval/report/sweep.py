@@ -10,6 +10,7 @@ from symprune.eval.report import charts, page
 from symprune.eval.report.cells import Cell, Group, groups, labels, read
 from symprune.eval.report.charts import Axis, Point, Reference, Series
 from symprune.eval.report.page import figure_cell, figure_text
+from symprune.eval.report.scale import is_drawable
 
 MOST_LINES = 12
 MOST_DOTS = 40
@@ -79,14 +80,14 @@ def _with_deviation(group: Group) -> str:
 
 
 def _chart(shown: Sequence[Group]) -> str:
-    drawn = [group for group in shown if math.isfinite(group.perplexity)]
+    drawn = [group for group in shown if is_drawable(group.perplexity)]
     left_out = len(shown) - len(drawn)
     notes = [f"{left_out} without a finite perplexity are not drawn."] if left_out else []
     if any(len(group.cells) > 1 for group in drawn):
         notes.append("Bars are one standard deviation over the seeds.")
     dense = shown[0].first.dense
     reference = None
-    if dense is not None and math.isfinite(dense):
+    if dense is not None and is_drawable(dense):
         reference = Reference(f"dense {figure_text(dense)}", dense)
     if not drawn:
         return page.paragraph("No cell has a finite perplexity, so there is nothing to draw.")

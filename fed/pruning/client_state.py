@@ -20,10 +20,12 @@ from symprune.fed.pruning.packed_stats import Packed
 from symprune.machine import durable
 from symprune.maskset import MaskSet
 from symprune.stats import Needs
-from symprune.validation import parse_json
+from symprune.validation import has_kinds, parse_json
 
 FILE = "state.safetensors"
 VERSION = "3"
+SETTINGS = {"number": int, "clients": int, "secure": bool, "noise": float, "clip": float}
+SETTINGS |= {"needs": list}
 
 
 @dataclass
@@ -69,7 +71,11 @@ def load(folder: Path) -> State:
         raise SympruneError(f"The client's state {file} is corrupt: {error}.") from error
 
 
-def _state(plain: dict[str, Any], tensors: dict[str, Tensor]) -> State:
+def _state(plain: Any, tensors: dict[str, Tensor]) -> State:
+    if not has_kinds(plain, {"block": int, "secret": str, "seeds": dict}):
+        raise ValueError("it is not the state of a client")
+    if "settings" in plain and not has_kinds(plain["settings"], SETTINGS):
+        raise ValueError("what it was told is not complete")
     state = State(block=plain["block"], secret=int(plain["secret"], 16))
     state.seeds = {int(number): bytes.fromhex(seed) for number, seed in plain["seeds"].items()}
     state.hidden = tensors.pop("hidden", None)

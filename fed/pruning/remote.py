@@ -36,11 +36,13 @@ from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
 from symprune.models import hub
 from symprune.recipe import Recipe
-from symprune.validation import parse_json
+from symprune.validation import has_kinds, parse_json
 
 STATE = "pruning.safetensors"
 BEGINNING = "bos.json"
 MODEL = "model"
+TASK = {"model": str, "recipe": dict, "clients": int, "secure": bool, "reference": str}
+TASK |= {"trust_remote_code": bool, "compute_dtype": str}
 PATIENCE = 20  # pauses until everyone is connected; who is missing then is left out
 
 
@@ -78,6 +80,8 @@ class Task:
     def from_json(cls, text: str) -> Task:
         try:
             values = parse_json(text)
+            if not has_kinds(values, TASK):
+                raise ValueError("a value is not of its kind")
             private = values.pop("privacy")
             recipe = Recipe.from_dict(values.pop("recipe"))
             return cls(recipe=recipe, privacy=Privacy(**private) if private else None, **values)

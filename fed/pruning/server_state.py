@@ -10,13 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from symprune.engine.report import LayerReport
+from symprune.engine.report import LayerReport, is_layer
 from symprune.errors import SympruneError
+from symprune.fed.pruning.secure_sum import KEY_BYTES
 from symprune.fed.pruning.server import Known, Server
 from symprune.machine import durable
-from symprune.validation import parse_json
+from symprune.validation import has_kinds, parse_json
+
+SAVED = {"next_block": int, "identity": dict, "seqlen": int, "notes": list, "layers": list}
+SAVED |= {"members": dict, "traffic": dict}
 
 
 def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -> None:
@@ -44,20 +50,12 @@ def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -
 
 def blocks_done(path: Path) -> int:
     """How many blocks a saved run has decided; 0 without one."""
-    if not path.exists():
-        return 0
-    with safe_open(path, framework="pt") as opened:
-        return int(parse_json(opened.metadata()["run"])["next_block"])
+    return int(_read(path)[0]["next_block"]) if path.exists() else 0
 
 
 def restore(path: Path, server: Server) -> tuple[int, dict[str, Any]]:
     """Bring a new server to where the saved one was: the next block, and the traffic so far."""
-    try:
-        with safe_open(path, framework="pt") as opened:
-            plain = parse_json((opened.metadata() or {})["run"])
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise SympruneError(f"The checkpoint {path} is corrupt: {error}.") from error
+    plain, tensors = _read(path)
     for what, mine in _identity(server).items():
         if json.loads(json.dumps(mine)) != plain["identity"].get(what):
             raise SympruneError(f"The checkpoint {path} is of a run with another {what}.")
@@ -72,8 +70,36 @@ def restore(path: Path, server: Server) -> tuple[int, dict[str, Any]]:
         int(number): Known(samples, length, tensors.get(f"key {number}"))
         for number, (samples, length) in plain["members"].items()
     }
-    server.skip(plain["next_block"])
+    server.skip(min(plain["next_block"], len(server.layout.blocks)))
     return plain["next_block"], {"ledger": tensors["ledger"], **plain["traffic"]}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What was saved: plain values and tensors, each of its kind."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            plain = parse_json((opened.metadata() or {})["run"])
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        _check(plain, tensors)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise SympruneError(f"The checkpoint {path} is corrupt: {error}.") from error
+    return plain, tensors
+
+
+def _check(plain: Any, tensors: dict[str, Tensor]) -> None:
+    if not has_kinds(plain, SAVED) or plain["next_block"] < 0 or "ledger" not in tensors:
+        raise ValueError("it is not the state of a server")
+    if (
+        not all(map(is_layer, plain["layers"]))
+        or not {"setup", "blocks"} <= plain["traffic"].keys()
+    ):
+        raise ValueError("what it says of the blocks is not complete")
+    for number, counts in plain["members"].items():
+        whole = isinstance(counts, list) and [type(count) for count in counts] == [int, int]
+        key = tensors.get(f"key {number}", torch.zeros(KEY_BYTES, dtype=torch.uint8))
+        fits = key.dtype == torch.uint8 and key.shape == (KEY_BYTES,)
+        if not (number.isdecimal() and whole and fits):
+            raise ValueError(f"client {number} is not one")
 
 
 def _identity(server: Server) -> dict[str, Any]:

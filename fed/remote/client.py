@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Problem
@@ -156,10 +157,12 @@ def _load(file: Path) -> Record | None:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):
+        return _record(metadata, tensors) if metadata.get("version") == VERSION else None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
         return None
-    if metadata.get("version") != VERSION:
-        return None
+
+
+def _record(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Record:
     reply = tensors.pop("reply").numpy().tobytes()
     states: dict[str, State] = {"heard": {}, "worked": {}}
     for key, tensor in tensors.items():

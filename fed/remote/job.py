@@ -18,9 +18,10 @@ from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
 from symprune.fed.randomness import check_seed
-from symprune.validation import check_not_negative, parse_json
+from symprune.validation import check_not_negative, has_kinds, parse_json
 
 STATE = "state.safetensors"  # in the server's folder
+CONTENT = {"algorithm": str, "options": dict, "problem": dict, "rounds": int, "seed": int}
 PROBLEM = tuple(inspect.signature(make_problem).parameters)
 
 
@@ -89,9 +90,14 @@ def job_from_json(text: str) -> TrainingJob:
     """The inverse of `Job.to_json`; anything else is refused in one sentence."""
     try:
         content = parse_json(text)
+        if not isinstance(content, dict):
+            raise ValueError("it is not names and values")
         known = {f.name for f in fields(TrainingJob)}
-        return TrainingJob(**{name: content[name] for name in content if name in known})
-    except (ValueError, TypeError, KeyError) as error:
+        given = {name: content[name] for name in content if name in known}
+        if not has_kinds({"options": {}, "problem": {}, "rounds": 1, "seed": 0, **given}, CONTENT):
+            raise ValueError("a value is not of its kind")
+        return TrainingJob(**given)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         if isinstance(error, SympruneError):
             raise
         raise SympruneError(f"A job's description cannot be read: {error}.") from None

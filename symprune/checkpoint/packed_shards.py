@@ -201,7 +201,7 @@ class PackedShards(Shards):
             if self._last is None or self._last[:2] != (place.parameter, dtype):
                 self._last = None
                 self._last = place.parameter, dtype, self._decode(place.parameter, dtype)
-            tensor = place.cut(self._last[2]).clone()
+            tensor = self._cut(name, place, self._last[2])
         if tensor.numel() != math.prod(entry.shape):
             raise SympruneError(f"{name} in {self.folder} is packed in another shape.")
         return tensor.view(entry.shape)
@@ -227,6 +227,14 @@ class PackedShards(Shards):
         """Compare the checksum of everything that is stored; a sentence where one is wrong."""
         for name in self.checksums:
             self._stored(name)
+
+    def _cut(self, name: str, place: Place, parameter: Tensor) -> Tensor:
+        try:
+            return place.cut(parameter).clone()
+        except IndexError:
+            raise SympruneError(
+                f"{name} in {self.folder} is piece {place.piece} of a parameter without it."
+            ) from None
 
     def _decode(self, parameter: str, dtype: torch.dtype) -> Tensor:
         packed = self.packed(parameter)

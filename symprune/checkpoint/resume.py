@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from symprune.checkpoint.output_folder import folder_size, publish
+from symprune.engine.report import LayerReport, is_layer
 from symprune.errors import SympruneError
 from symprune.machine import durable
 from symprune.machine.work_folder import clear, hold, remove_left_over
@@ -158,7 +159,17 @@ class Progress:
         if not isinstance(read, dict) or read.keys() != kinds.keys():
             return False
         alike = all(type(read[name]) is kind for name, kind in kinds.items())
-        return alike and 0 <= read["hidden"] <= read["finished"]
+        return (
+            alike
+            and 0 <= read["hidden"] <= read["finished"]
+            and all(map(is_layer, read["layers"]))
+            and all(isinstance(note, str) for note in read["notes"])
+            and all(isinstance(spent, int | float) for spent in read["seconds"].values())
+        )
+
+    def reports(self) -> list[LayerReport]:
+        """What happened to the matrices of the finished blocks."""
+        return [LayerReport(**layer) for layer in self.layers]
 
     def save(self) -> None:
         """On the disk, as a whole; by its owner alone."""

@@ -17,7 +17,8 @@ from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
 from symprune.engine.blocks import Blocks, PrunedBlock
-from symprune.engine.report import LayerReport, Report
+from symprune.engine.report import Report
+from symprune.errors import SympruneError
 from symprune.machine import distributed
 
 
@@ -45,9 +46,14 @@ class StreamedBlocks(Blocks):
         self, tokens: Tensor | None, report: Report, tick: forward.Tick
     ) -> tuple[int, forward.Activations | None]:
         done = self.progress
-        report.layers[:] = [LayerReport(**layer) for layer in done.layers]
+        report.layers[:] = done.reports()
         report.notes[:] = list(dict.fromkeys([*report.notes, *done.notes]))
         report.seconds.update(done.seconds)
+        if done.finished > len(self):
+            raise SympruneError(
+                f"{done.folder} says that {done.finished} of {len(self)} blocks are finished; pass "
+                "--restart to begin anew."
+            )
         if tokens is None or done.finished == len(self):
             return done.finished, None
         with self.streamed.around():

@@ -106,6 +106,16 @@ class Report:
         }
 
 
+def is_layer(plain: Any) -> bool:
+    """Whether a value that was read is what `asdict` makes of a `LayerReport`."""
+    kinds = {name: type(value) for name, value in vars(LayerReport("", "", "", 1, 1, 0, 0)).items()}
+    if not isinstance(plain, dict) or plain.keys() != kinds.keys():
+        return False
+    alike = all(type(plain[name]) is kind for name, kind in kinds.items())
+    figures = alike and all(isinstance(found, int | float) for found in plain["figures"].values())
+    return figures and min(plain["rows"], plain["columns"]) > 0
+
+
 def left_dense(layers: list[LayerReport]) -> list[str]:
     """A sentence for every reason matrices stayed dense, with their number by kind."""
     reasons: dict[str, Counter[str]] = {}

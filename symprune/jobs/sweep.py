@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -32,7 +33,14 @@ from symprune.machine import durable
 from symprune.machine.compute import name_of
 from symprune.models.layout import find_layout
 from symprune.recipe import Recipe, read_mapping
-from symprune.validation import check_names, parse_json
+from symprune.validation import check_names, has_kinds, parse_json
+
+RESULT = {
+    **dict.fromkeys(("key", "model", "description", "data"), str),
+    **dict.fromkeys(("dense", "perplexity", "sparsity", "seconds"), float),
+    "recipe": dict,
+}
+"""What every line of a file of results has."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ class Sweep:
         }
         for name in ("relative_error", "held_out_error"):
             found = [layer.figures[name] for layer in report.layers if name in layer.figures]
-            result |= {name: mean(found)} if found else {}
+            result |= {name: fmean(found)} if found else {}
         return result
 
     def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
@@ -274,16 +282,17 @@ class Sweep:
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Finished cells by key; a line cut short by an interruption does not count."""
+    """Finished cells by key; a line that is none, cut short by an interruption, does not count."""
     found: dict[str, dict[str, Any]] = {}
     if not path.exists():
         return found
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             result = parse_json(line)
-            found[result["key"]] = result
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             continue
+        if has_kinds(result, RESULT):
+            found[result["key"]] = result
     return found
 
 
@@ -326,7 +335,8 @@ def over_seeds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for cells in groups.values():
         values = [cell["perplexity"] for cell in cells]
-        spread = stdev(values) if len(values) > 1 else None
-        figures = {"perplexity": mean(values), "deviation": spread, "seeds": len(values)}
-        rows.append({**cells[0], **figures, "seconds": mean(cell["seconds"] for cell in cells)})
+        finite = all(map(math.isfinite, values))  # of a model that is broken, it may not be
+        spread = stdev(values) if len(values) > 1 and finite else None
+        figures = {"perplexity": fmean(values), "deviation": spread, "seeds": len(values)}
+        rows.append({**cells[0], **figures, "seconds": fmean(cell["seconds"] for cell in cells)})
     return rows

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
-from symprune.eval.perplexity import perplexity
+from symprune.eval.perplexity import cut, perplexity, summary
 
 
 class Uniform(nn.Module):
@@ -56,3 +56,18 @@ def test_training_mode_is_put_back_and_short_text_refused() -> None:
     assert model.training
     with pytest.raises(SympruneError, match="3 tokens, too few for one window of 8"):
         perplexity(model, torch.tensor([1, 2, 3]), seqlen=8)
+
+
+def test_with_bos_every_token_of_the_text_is_predicted_once() -> None:
+    ids = torch.arange(5, 19)
+    plain, begun = cut(ids, 5), cut(ids, 5, bos=1)
+    assert plain.tolist() == [[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
+    assert begun.tolist() == [[1, 5, 6, 7, 8], [1, 9, 10, 11, 12], [1, 13, 14, 15, 16]]
+    assert torch.equal(cut(torch.cat([torch.tensor([1]), ids]), 5, bos=1), begun)
+    assert cut(ids, 5, max_windows=1).tolist() == [[5, 6, 7, 8, 9]]
+
+
+def test_the_figure_is_the_exponential_of_the_mean_loss() -> None:
+    found = summary([1.0, 3.0], 8)
+    assert found.perplexity == pytest.approx(math.exp(2.0)) and (found.nll, found.windows) == (2, 2)
+    assert summary([800.0], 8).perplexity == math.inf

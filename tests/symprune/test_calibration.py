@@ -103,3 +103,11 @@ def test_a_text_that_is_used_up_leaves_nothing_held_out(tmp_path: Path) -> None:
         return {"input_ids": list(range(70))}
 
     assert calibration.held_out_tokens(str(file), letters, 16, 64, seed=0) is None
+
+
+def test_every_window_but_the_very_last_may_be_drawn() -> None:
+    """As the reference implementations draw them, which leave the last one out."""
+    ids = torch.arange(7)
+    drawn = calibration.windows(ids, 200, 4, seed=0)
+    assert sorted(set(drawn[:, 0].tolist())) == [0, 1, 2]
+    assert torch.equal(drawn - drawn[:, :1], torch.arange(4).expand(200, 4))

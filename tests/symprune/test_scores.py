@@ -64,6 +64,16 @@ def test_every_formula_is_what_the_table_says(weight: Tensor, norms: dict[str, T
         ("symwanda-general", {}, lambda w, o, i: w * (x[i] + y[o])),
         ("symwanda-general", {"squared": True}, lambda w, o, i: w * math.hypot(x[i], y[o])),
         (
+            "symwanda-general",
+            {"alpha": 0.5, "beta": 2},
+            lambda w, o, i: w * (x[i] ** 0.5 + y[o] ** 2),
+        ),
+        (
+            "symwanda-general",
+            {"balance": 3.0},
+            lambda w, o, i: w * (x[i] * IN / sum(x) + 3 * y[o] * OUT / sum(y)),
+        ),
+        (
             "symwanda",
             {"alpha": 0.5, "beta": 2},
             lambda w, o, i: w * (x[i] ** 0.5 / c[i] + y[o] ** 2 / r[o]),

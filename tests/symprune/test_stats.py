@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -204,3 +205,40 @@ def test_a_samples_sum_of_squares_is_an_fp32_number_however_long_it_is(
     first = measured(x[:1]).sums[SQUARE]
     assert torch.equal(first, first.float().double())
     torch.testing.assert_close(measured(x).sums[SQUARE], whole, rtol=1e-6, atol=0)
+
+
+def exact(stats: ChannelStats) -> list[Fraction]:
+    """The sums of squares with what their roundings lost."""
+    pairs = zip(stats.sums[SQUARE].tolist(), stats.rests[SQUARE].tolist(), strict=True)
+    return [Fraction(value) + Fraction(rest) for value, rest in pairs]
+
+
+def large_and_small() -> ChannelStats:
+    """Two samples whose squares, 2^54 and 1, do not fit into one double together."""
+    stats = ChannelStats(1)
+    for value in (2.0**27, 1.0):
+        stats.add(torch.full((1, 1), value))
+    assert exact(stats) == [2**54 + 1] and float(stats.sums[SQUARE]) == 2**54
+    return stats
+
+
+def test_parts_that_are_merged_bring_what_their_roundings_lost() -> None:
+    stats = large_and_small()
+    stats.merge(large_and_small())
+    assert exact(stats) == [2 * (2**54 + 1)]
+
+
+def test_statistics_that_travel_bring_what_their_roundings_lost() -> None:
+    arrived = ChannelStats(1)
+    arrived.load(large_and_small().state())
+    assert exact(arrived) == [2**54 + 1]
+
+
+def test_processes_that_add_up_bring_what_their_roundings_lost() -> None:
+    stats = large_and_small()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        stats.all_reduce()
+    finally:
+        dist.destroy_process_group()
+    assert exact(stats) == [2**54 + 1] and (stats.samples, stats.tokens) == (2, 2)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from symprune.errors import SympruneError
-from symprune.validation import cast_option, check_names, parse_assignments
+from symprune.validation import (
+    cast_option,
+    check_names,
+    has_kinds,
+    parse_assignments,
+    parse_json,
+    parse_yaml,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,3 +94,30 @@ def test_an_unknown_name_comes_with_what_there_is() -> None:
         check_names(["p"], [], "Method magnitude", "parameter")
     with pytest.raises(SympruneError, match="did you mean sparsity"):
         check_names(["sparsty"], ["sparsity"], "A recipe")
+
+
+def test_values_that_were_read_have_the_kinds_that_are_asked_for() -> None:
+    kinds = {"name": str, "count": int, "share": float, "more": dict}
+    good = {"name": "a", "count": 1, "share": 0.5, "more": {}, "besides": None}
+    assert has_kinds(good, kinds) and has_kinds({**good, "share": 1}, kinds)
+    for name, value in (
+        ("name", 1),
+        ("count", True),
+        ("share", "1"),
+        ("share", True),
+        ("more", []),
+    ):
+        assert not has_kinds({**good, name: value}, kinds)
+    assert not has_kinds({**good, "share": 10**400}, kinds)  # larger than any float
+    assert not has_kinds([good], kinds) and not has_kinds({}, kinds)
+
+
+def test_json_that_is_nested_too_deeply_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 200_000)
+
+
+def test_yaml_takes_no_aliases_and_no_depth() -> None:
+    for text in ("a: &x [1]\nb: *x\n", "[" * 40 + "]" * 40):
+        with pytest.raises(yaml.YAMLError):
+            parse_yaml(text)

@@ -52,3 +52,9 @@ def test_a_job_that_cannot_be_is_refused(text: str) -> None:
 def test_settings_a_problem_does_not_have_are_named() -> None:
     with pytest.raises(SympruneError, match="colour"):
         TrainingJob("fedavg", problem={"colour": "blue"})
+
+
+def test_a_header_as_long_as_no_letter_has_is_not_read() -> None:
+    header = json.dumps({"sizes": [], "filler": "x" * (1 << 20)}).encode()
+    with pytest.raises(SympruneError, match="has no header"):
+        unpack(len(header).to_bytes(4, "little") + header)

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from symprune.errors import SympruneError
 from symprune.fed.compressors import QSGD, Natural, RandK, TopK
 from symprune.fed.wire.payload import (
+    DENSE,
     DTYPES,
+    INDEXED,
+    MASKED,
+    _varints,
     decode,
     decode_message,
     encode,
@@ -138,3 +142,52 @@ def test_a_damaged_payload_never_crashes(seed: int, place: int, byte: int) -> No
     data = bytearray(encode(random_tensor(torch.float32, 97, 0.2, seed)))
     data[place % len(data)] = byte
     read_or_refuse(decode, bytes(data))
+
+
+def head(dtype: torch.dtype, form: int, *numbers: int, coded: bool = False) -> bytes:
+    """How a payload begins."""
+    return bytes([DTYPES.index(dtype) | form << 4 | coded << 6]) + _varints(*numbers)
+
+
+def test_fields_of_a_message_share_one_limit() -> None:
+    data = encode_message({"a": torch.zeros(600), "b": torch.zeros(600)})
+    assert len(decode_message(data, 1200)) == 2
+    with pytest.raises(SympruneError, match="claims 600 values; at most 599"):
+        decode_message(data, 1199)
+
+
+def test_a_payload_has_no_more_dimensions_than_any_tensor_here() -> None:
+    assert decode(head(torch.uint8, DENSE, 8, *[1] * 8) + b"7").shape == (1,) * 8
+    with pytest.raises(SympruneError, match="claims 9 dimensions"):
+        decode(head(torch.uint8, DENSE, 9, *[1] * 9) + b"7")
+
+
+def test_a_table_is_no_longer_than_one_that_is_ever_written() -> None:
+    long = 1 << 13
+    data = head(torch.uint8, DENSE, 1, 1, coded=True) + _varints(long) + bytes(long + 2)
+    with pytest.raises(SympruneError, match=f"table claims {long} entries"):
+        decode(data)
+
+
+@pytest.mark.parametrize("places", [(2, 1), (1, 1), (1, 6)], ids=str)
+def test_indices_rise_and_stay_inside(places: tuple[int, int]) -> None:
+    """Two of five values, at three bits an index."""
+
+    def indexed(first: int, second: int) -> bytes:
+        return head(torch.uint8, INDEXED, 1, 5, 2) + bytes([first | second << 3]) + b"ab"
+
+    assert decode(indexed(1, 4)).tolist() == [0, ord("a"), 0, 0, ord("b")]
+    with pytest.raises(SympruneError, match="out of range or out of order"):
+        decode(indexed(*places))
+
+
+def test_every_form_refuses_values_that_are_not_finite() -> None:
+    nan = torch.tensor([float("nan")]).numpy().tobytes()
+    for start in (
+        head(torch.float32, DENSE, 1, 1),
+        head(torch.float32, INDEXED, 1, 4, 1) + bytes([2]),
+        head(torch.float32, MASKED, 1, 4) + bytes([2]),
+        head(torch.float32, DENSE, 1, 3, coded=True) + _varints(1),
+    ):
+        with pytest.raises(SympruneError, match="not finite"):
+            decode(start + nan)

@@ -167,3 +167,10 @@ def test_allocation_has_nothing_to_say_about_a_pattern() -> None:
     with pytest.raises(SympruneError, match="spread"):
         Recipe(allocate={"name": "error", "spread": 1.5})
     assert Recipe(allocate="uniform").allocate is None
+
+
+def test_the_budget_goes_where_a_weight_costs_least_not_a_step() -> None:
+    """A step of the wide layer costs 0.5 for ten weights, one of the narrow layer 0.1 for one."""
+    wide = Layer("wide", 0, 10, 4, 5, count=[0, 1], price=[0.0, 0.5])
+    narrow = Layer("narrow", 0, 1, 4, 5, count=[0, 1], price=[0.0, 0.1])
+    assert by_error([wide, narrow]) == {"wide": 10, "narrow": 0}

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from disk_steps import record_steps
 
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.record import read_record, write_record
@@ -80,3 +81,16 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "symprune.json").write_text("{")
     with pytest.raises(SympruneError, match=r"symprune\.json"):
         read_record(tmp_path)
+
+
+def test_a_folder_is_on_the_disk_before_it_has_its_name_and_the_name_is_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = record_steps(monkeypatch)
+    with output_folder.whole_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("a")
+        (folder / "more").mkdir()
+        (folder / "more" / "b").write_text("b")
+    at = done.index("rename folder out")
+    assert {"sync a", "sync b", "sync more"} <= set(done[:at])
+    assert f"sync {tmp_path.name}" in done[at:]

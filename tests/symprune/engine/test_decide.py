@@ -125,3 +125,11 @@ def test_figures_are_the_errors_of_the_base_mask_and_of_what_was_decided(
         lost = (weight - changed).double() @ mean
         expected[f"expected_error_{suffix}"] = float(lost.abs().mean())
     assert found.figures == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_matrix_draws_numbers_of_its_own() -> None:
+    def draws(seed: int, name: str) -> list[float]:
+        return torch.rand(8, generator=decide.generator_for(seed, name)).tolist()
+
+    assert draws(0, "a") == draws(0, "a")
+    assert draws(0, "a") != draws(0, "b") and draws(0, "a") != draws(1, "a")

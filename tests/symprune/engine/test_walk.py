@@ -254,6 +254,16 @@ def test_empty_tokens_are_refused() -> None:
         walk.prune(families.model(), torch.zeros((0, 8), dtype=torch.long), Recipe())
 
 
+@pytest.mark.parametrize("token", [-1, families.VOCABULARY])
+def test_tokens_just_outside_the_vocabulary_are_refused(token: int) -> None:
+    tokens = families.tokens(2, 8)
+    tokens[1, 3] = token
+    with pytest.raises(SympruneError, match=f"token {token} is not in the model's vocabulary"):
+        walk.prune(families.model(), tokens, Recipe())
+    tokens[1, 3] = families.VOCABULARY - 1
+    walk.prune(families.model(), tokens, Recipe())
+
+
 def test_importing_the_tensor_modules_needs_no_transformers() -> None:
     import subprocess
     import sys

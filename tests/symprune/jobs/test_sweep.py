@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,15 @@ def test_a_cell_that_fails_leaves_the_model_dense_and_does_not_ask_to_load_it_ag
     with pytest.raises(SympruneError, match=r"down_proj.*activations\.$"):
         sweep((model, tokenizer), tmp_path / "r.jsonl", methods=["wanda"]).run()
     assert all(torch.equal(value, dense[name]) for name, value in model.state_dict().items())
+
+
+def test_seeds_are_summed_up_by_mean_and_sample_deviation() -> None:
+    def cell(seed: int, perplexity: float) -> dict[str, Any]:
+        recipe = {"method": "wanda", "seed": seed, "calibration_seed": seed}
+        return {"recipe": recipe, "perplexity": perplexity, "seconds": float(seed)}
+
+    (row,) = over_seeds([cell(0, 10.0), cell(1, 14.0), cell(2, 12.0)])
+    assert (row["perplexity"], row["seeds"], row["seconds"]) == (12.0, 3, 1.0)
+    assert row["deviation"] == pytest.approx(2.0)
+    (broken,) = over_seeds([cell(0, 10.0), cell(1, math.inf)])
+    assert broken["perplexity"] == math.inf and broken["deviation"] is None

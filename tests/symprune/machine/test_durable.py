@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk_steps import record_steps
 
 from symprune import MaskSet, Recipe
 from symprune.errors import SympruneError
@@ -18,21 +19,7 @@ from symprune.machine import durable
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the system, in order: which file or folder is synced, which name appears."""
-    done: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-
-    def synced(opened: int) -> None:
-        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{opened}')).name}")
-        fsync(opened)
-
-    def replaced(self: Path, target: Path) -> Path:
-        done.append(f"rename {self.name} {target.name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", replaced)
-    return done
+    return record_steps(monkeypatch)
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_is_afterwards(

@@ -42,6 +42,16 @@ def test_the_masks_are_those_of_hooks_on_the_familys_own_layers(family: str) -> 
     assert differing <= 0.001 * size
 
 
+def test_an_expert_is_measured_on_the_tokens_that_come_to_it() -> None:
+    """llama4 hands every expert all tokens, with zeros in the place of those for others."""
+    tokens = families.tokens()
+    layers = prune(families.model("llama4"), tokens, WANDA).layers
+    experts = [layer for layer in layers if ".experts." in layer.name and "gate_up" in layer.name]
+    blocks = {layer.name.split("experts")[0] for layer in experts}
+    asked = families.model("llama4").config.num_experts_per_tok
+    assert experts and sum(one.tokens for one in experts) == asked * tokens.numel() * len(blocks)
+
+
 def test_the_order_of_the_samples_does_not_show(family: str) -> None:
     """Bits agree because sums over samples are exact and samples pass a block one by one."""
     tokens = families.tokens()

@@ -259,3 +259,48 @@ def test_devices_agree(device: torch.device) -> None:
     there = Stats(*(value.to(device) for value in (stats.norm, stats.mean, stats.variance)))
     got = dsnot.dsnot(weight.to(device), keep.to(device), there)
     assert torch.equal(got.cpu(), dsnot.dsnot(weight, keep, stats))
+
+
+ALL_KEYS = {
+    "plain": dsnot.Keys(),
+    "power of the variance": dsnot.Keys(var_power=-2.0),
+    "relative growing": dsnot.Keys(grow_relative=True),
+    "literal growing": dsnot.Keys(grow_relative=True, literal_growth=True),
+    "relative pruning": dsnot.Keys(prune_relative=True, alpha=0.5),
+    "regularised growing": dsnot.Keys(gamma1=30.0),
+    "regularised pruning": dsnot.Keys(gamma2=30.0, norm_p=3.0),
+}
+
+
+@pytest.mark.parametrize("name", ALL_KEYS)
+def test_the_first_exchange_is_the_one_that_the_formula_puts_first(name: str) -> None:
+    """Eq. 6.5 and 6.6, candidate by candidate, in double precision."""
+    keys, (weight, stats) = ALL_KEYS[name], problem(24, 32)
+    keep = masks.keep_by_row(weight.abs() * stats.norm, 0.5)
+    got = dsnot.dsnot(weight, keep, stats, keys=keys, max_cycles=1, update_threshold=0.0)
+    kept = (weight * keep).double().abs()
+    for row in range(len(weight)):
+        w, m, v, x = (t.double() for t in (weight[row], stats.mean, stats.variance, stats.norm))
+        sign = math.copysign(1, float((w * m)[~keep[row]].sum()))
+        importance = 1 / kept[row].sum() + 1 / kept.sum(0)
+
+        def norm(changed: int, row: int = row, w: Tensor = w) -> float:
+            """Of the row's kept weights once this one is grown or pruned."""
+            after = kept[row].clone()
+            after[changed] = 0.0 if keep[row, changed] else w[changed].abs()
+            return float(torch.linalg.vector_norm(after, ord=keys.norm_p))
+
+        grow = (m if keys.literal_growth else w * m) * sign / v**keys.var_power
+        grow = grow * importance if keys.grow_relative else grow
+        prune = w.abs() * x ** (keys.alpha if keys.prune_relative else 1.0)
+        prune = prune * importance if keys.prune_relative else prune
+        helps = sign * w * m
+        to_grow = [i for i in range(32) if not keep[row, i] and helps[i] > 0]
+        to_prune = [i for i in range(32) if keep[row, i] and helps[i] < 0]
+        expected = keep[row].clone()
+        if to_grow and to_prune:
+            g = max(to_grow, key=lambda i: float(grow[i]) + keys.gamma1 * norm(i))
+            q = min(to_prune, key=lambda i: float(prune[i]) + keys.gamma2 * norm(i))
+            expected[g], expected[q] = True, False
+        assert torch.equal(got[row], expected)
+    assert not torch.equal(got, keep)

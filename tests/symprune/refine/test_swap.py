@@ -11,7 +11,8 @@ from torch import Tensor
 from symprune import masks
 from symprune.errors import SympruneError
 from symprune.masks import Pattern
-from symprune.refine.swap import swap
+from symprune.refine.swap import Swap, swap
+from symprune.stats import GRAM, ChannelStats
 
 
 def problem(rows: int, columns: int, tokens: int = 200, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -159,3 +160,71 @@ def test_shrinking_helps_on_other_tokens() -> None:
         for shrink in (0.0, 2 * 48 / 96)
     )
     assert shrunk < plain
+
+
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4)], ids=str)
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 6])
+def test_no_row_makes_more_swaps_than_it_may(most: int, pattern: Pattern | None) -> None:
+    weight, x = problem(6, 48)
+    score = torch.rand(weight.shape, generator=torch.Generator().manual_seed(1))
+    keep = masks.keep_mask(score, 0.5, pattern=pattern)
+    got = swap(weight, keep, x.T @ x, max_swaps=most, candidates=8, pattern=pattern)
+    grown = (got & ~keep).sum(1)
+    assert grown.max() == most and torch.equal(grown, (keep & ~got).sum(1))
+
+
+def changes(
+    weight: Tensor, keep: Tensor, gram: Tensor, shrink: float, g: int, q: int
+) -> tuple[float, float]:
+    """What swapping g for q changes of a row's d^T G d, and of d^T (G + shrink diag G) d."""
+    shrunk, found = gram + shrink * gram.diagonal().diag(), []
+    after = keep.clone()
+    after[g], after[q] = True, False
+    for matrix in (gram, shrunk):
+        before, then = ((weight * ~mask).double() for mask in (keep, after))
+        found.append(float(then @ matrix @ then - before @ matrix @ before))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4)], ids=str)
+@pytest.mark.parametrize("shrink", [0.3, 2.0])
+def test_where_correlations_are_distrusted_a_swap_is_worth_the_lesser_of_two_errors(
+    shrink: float, pattern: Pattern | None
+) -> None:
+    """Of every pair the fall that is smaller counts. In a group the pair is the one that the
+    distrusting error prefers."""
+    weight, x = problem(16, 12)
+    gram = (x.T @ x).double()
+    keep = masks.keep_mask(weight.abs(), 0.5, pattern=pattern)
+    got = swap(
+        weight, keep, gram.float(), max_swaps=1, candidates=12, shrink=shrink, pattern=pattern
+    )
+    moved = 0
+    for row in range(16):
+        groups = [range(12)] if pattern is None else [range(at, at + 4) for at in (0, 4, 8)]
+        offers = []
+        for group in groups:
+            pairs = [(g, q) for g in group for q in group if keep[row, q] and not keep[row, g]]
+            both = {p: changes(weight[row], keep[row], gram, shrink, *p) for p in pairs}
+            if pattern is None:
+                offers += [(max(found), pair) for pair, found in both.items()]
+            else:
+                pair = min(both, key=lambda p: both[p][1])
+                offers.append((max(both[pair]), pair))
+        fall, (g, q) = min(offers)
+        expected = keep[row].clone()
+        if fall < 0:
+            expected[g], expected[q] = True, False
+            moved += 1
+        assert torch.equal(got[row], expected)
+    assert 0 < moved < 16
+
+
+def test_the_option_shrink_counts_in_units_of_channels_per_token() -> None:
+    weight, x = problem(16, 24, tokens=48)
+    stats = ChannelStats(24, {GRAM})
+    stats.add(x.unsqueeze(0))
+    keep = masks.keep_by_row(weight.abs(), 0.5)
+    got = Swap(shrink=3.0)(weight, keep, stats, None, "magnitude")
+    assert torch.equal(got, swap(weight, keep, stats.gram, shrink=3.0 * 24 / 48))
+    assert not torch.equal(got, swap(weight, keep, stats.gram))

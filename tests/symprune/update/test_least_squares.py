@@ -169,3 +169,23 @@ def test_swaps_then_update_is_better_than_either() -> None:
 def test_bad_updates_say_what_is_wrong(options: object, said: str) -> None:
     with pytest.raises(SympruneError, match=said):
         Recipe(update=options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("select", [True, False])
+def test_columns_no_token_ever_reached_are_zero_after_sparsegpt(select: bool) -> None:
+    weight, keep, x = problem(8, 40, 300)
+    x[:, [3, 17, 39]] = 0
+    got, mask = sparsegpt(weight, None if select else keep, x.T @ x, block=16)
+    assert torch.isfinite(got).all() and (got[:, [3, 17, 39]] == 0).all()
+    assert (got[mask].view(-1) != 0).sum() == mask.sum() - mask[:, [3, 17, 39]].sum()
+    assert error(x, weight, got) < error(x, weight, weight * (mask if select else keep))
+
+
+def test_sparsegpt_selects_by_the_inverse_of_what_is_left() -> None:
+    """In one block: the lowest w^2 / [H^-1]_jj, with H of the columns from j on, in double."""
+    weight, _, x = problem(8, 24, 300)
+    gram = x.T @ x
+    damped = gram.double() + 0.01 * gram.double().diagonal().mean() * torch.eye(24)
+    left = torch.stack([torch.linalg.inv(damped[j:, j:])[0, 0] for j in range(24)])
+    _, mask = sparsegpt(weight, None, gram, sparsity=0.5)
+    assert torch.equal(mask, masks.keep_by_layer(weight.double() ** 2 / left, 0.5))

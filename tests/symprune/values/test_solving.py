@@ -202,3 +202,44 @@ def test_a_device_finds_what_the_cpu_finds_and_hardly_waits(
 def test_bad_options_are_one_sentence(options: Any, said: str) -> None:
     with pytest.raises(SympruneError, match=said):
         choose_rounding(options)
+
+
+def test_a_scale_that_is_too_short_is_fitted_to_its_levels() -> None:
+    """The levels of the start are right; of the scales only the true ones make no error."""
+    grid = GRIDS["int2"]
+    levels = grid.levels(torch.randint(0, 4, (6, 128)))
+    scales = torch.tensor([1.0, 0.5]).expand(6, 2)
+    weight = levels * scales.repeat_interleave(64, 1)
+    x = torch.randn(500, 128)
+    gram = DampedGram.from_gram(x.T @ x, 0.01, 0.0)
+    keep = torch.ones_like(weight, dtype=torch.bool)
+    found, fitted = descend(weight, keep, gram, grid, (levels, 0.8 * scales), 3)
+    assert torch.equal(found, levels)
+    torch.testing.assert_close(fitted, scales, rtol=0.01, atol=0)
+
+
+def test_gptq_of_several_groups_is_its_loop_a_column_at_a_time() -> None:
+    """In double precision: every rounding is told to all columns behind it, whatever their group.
+    A weight in the middle between two levels may go either way."""
+    grid, (rows, columns) = GRIDS["int4"], (16, 150)
+    weight, x = (
+        torch.randn(rows, columns),
+        torch.randn(600, columns) @ torch.randn(columns, columns),
+    )
+    gram = DampedGram.from_gram(x.T @ x, 0.01, 0.0)
+    keep = torch.rand(rows, columns) < 0.6
+    levels, scales = gptq(weight, keep, Spreading.along(gram), grid)
+    hessian = gram.gram.double() + gram.added.double().diag()
+    upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    left, expected = weight.double(), torch.empty(rows, columns)
+    for j in range(columns):
+        if j % 64 == 0:
+            group = slice(j, min(j + 64, columns))
+            importance = 1 / upper.diagonal()[group].square()
+            chosen = choose_scales(left[:, group].float(), keep[:, group], grid, importance.float())
+            torch.testing.assert_close(chosen.squeeze(1), scales[:, j // 64], rtol=0.05, atol=0)
+        scale = scales[:, j // 64].double()
+        expected[:, j] = grid.nearest((left[:, j] / scale).float())
+        lost = (left[:, j] - levels[:, j] * scale * keep[:, j]) / upper[j, j]
+        left = left - torch.outer(lost, upper[j]) * (torch.arange(columns) > j)
+    assert (levels != expected).float().mean() < 0.01

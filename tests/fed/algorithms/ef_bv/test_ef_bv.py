@@ -13,12 +13,12 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
 from symprune.fed.algorithms.ef_bv.ef_bv import EF21, EFBV, largest_step, remainder
-from symprune.fed.compressors import Comp, best_scaling, top_k
+from symprune.fed.compressors import Comp, CompressionConstants, best_scaling, top_k
 from symprune.fed.problems.datasets import breast_cancer
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.optimum import minimise
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import State
+from symprune.fed.protocol import State, Turn
 from symprune.fed.simulate import Result, simulate
 
 # dimension, k -> lam*, r, r_av, sqrt(r_av/r), s* of Table A.2 (n = 1000, k' = floor(d/2))
@@ -228,3 +228,21 @@ def test_scalings_outside_their_range_are_refused(problem: Problem) -> None:
         simulate(build("ef-bv", lam=1.5), problem, 1)
     with pytest.raises(SympruneError, match="below 1"):
         simulate(build("ef-bv", compressor="comp:1,15", lam=1.0), problem, 1)
+
+
+def test_one_step_of_the_server_is_the_papers() -> None:
+    """g = h + nu d with the old h, x - gamma g, h + lam d; d is the mean over all n workers."""
+    algorithm = EFBV(lam=0.5, nu=0.25, gamma=0.1)
+    server = {"x": torch.tensor([1.0, 2.0]), "h": torch.tensor([0.5, -0.5])}
+    replies = {"d": torch.tensor([[4.0, 0.0], [0.0, 8.0]])}
+    after = algorithm.server_step(server, replies, Turn(0, 0, 2, torch.arange(2)))
+    d = torch.tensor([2.0, 4.0])
+    torch.testing.assert_close(after["x"], server["x"] - 0.1 * (server["h"] + 0.25 * d))
+    torch.testing.assert_close(after["h"], server["h"] + 0.5 * d)
+
+
+def test_nu_is_chosen_for_the_noise_of_the_mean() -> None:
+    noise = CompressionConstants(0.5, 4.0, 5.0)
+    lam, nu = EFBV().scalings(noise, 0.1)
+    assert lam == pytest.approx(0.5 / (0.25 + 4.0)) and nu == 1.0
+    assert EFBV().scalings(noise, 0.5)[1] == pytest.approx(0.5 / 0.75)

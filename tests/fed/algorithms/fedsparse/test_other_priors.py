@@ -30,6 +30,12 @@ def test_the_median_maximises_the_laplace_prior(count: int) -> None:
         assert distance(best) <= distance(best + push) + 1e-6
 
 
+def test_the_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
+    rows = torch.tensor([[4.0, -1.0], [1.0, 5.0], [2.0, 0.0], [9.0, 2.0]])
+    assert median(rows).tolist() == [3.0, 1.0]
+    assert median(rows[:3]).tolist() == [2.0, 0.0]
+
+
 def test_the_mixtures_pull_and_server_direction_are_gradients_of_the_prior() -> None:
     g = torch.Generator().manual_seed(0)
     w = torch.randn(5, 3, generator=g).double().requires_grad_()
