@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.machine.checksums import checksum
 from symprune.masks import count_true, pack_bits, unpack_bits
 from symprune.validation import parse_json
 
@@ -132,14 +133,17 @@ class MaskSet(Mapping[str, Tensor]):
 
         masks = cls()
         try:
-            about = parse_json((folder / PACKED).read_text())["masks"] or "{}"
+            manifest = parse_json((folder / PACKED).read_text())
+            about, checksums = manifest["masks"] or "{}", manifest["checksums"]
             shapes = parse_json(parse_json(about).get("__metadata__", {}).get("shapes", "{}"))
             stored = {blob.packed_name(name): name for name in shapes}
             for file in sorted(folder.glob("*.safetensors")):
                 with safe_open(file, framework="pt") as opened:
                     for key in stored.keys() & set(opened.keys()):
-                        keep = blob.keep_mask(opened.get_tensor(key))
-                        masks[stored[key]] = keep.view(shapes[stored[key]])
+                        packed = opened.get_tensor(key)
+                        if checksum(packed) != checksums[key]:
+                            raise ValueError(f"the checksum of {key} does not match")
+                        masks[stored[key]] = blob.keep_mask(packed).view(shapes[stored[key]])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SympruneError(f"The masks in {folder} cannot be read: {error}.") from error
         except SafetensorError as error:
