@@ -155,7 +155,7 @@ def verify(
     if verdict.findings:
         table = Table("file", "what is the matter")
         for finding in verdict.findings:
-            table.add_row(Text(finding.name), finding.describe())
+            table.add_row(Text(console.strip_controls(finding.name)), finding.describe())
         console.out.print(table)
     console.notes(verdict.tensors)
     if not verdict.is_whole:
