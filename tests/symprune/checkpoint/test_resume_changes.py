@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from symprune import Recipe
 from symprune.checkpoint import load, resume
 from symprune.checkpoint.tensor_files import Shards
+from symprune.checkpoint.verify import verify
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 
@@ -48,6 +49,14 @@ def job(folder: Path, **changes: Any) -> pruning.Job:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def files_anywhere(folder: Path) -> dict[str, bytes]:
+    """Files without what depends on where they are."""
+    found = files(folder)
+    del found["checksums.json"]
+    place = str(folder.parent).encode()
+    return {name: content.replace(place, b"") for name, content in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +99,7 @@ def flip(path: Path, place: int) -> None:
 
 def place_of(folder: Path, name: str) -> tuple[Path, int]:
     """The middle of a tensor."""
-    entry = Shards(folder).entries[name]
+    entry = Shards(folder, [path.name for path in folder.glob("model-*")]).entries[name]
     return folder / entry.file, entry.start + entry.size // 2
 
 
@@ -205,7 +214,7 @@ NAMES = (
 @pytest.fixture(scope="module")
 def whole(started: Path) -> dict[str, bytes]:
     pruning.prune(job(started))
-    return files(started / "out")
+    return files_anywhere(started / "out")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -217,12 +226,10 @@ def test_what_is_damaged_of_an_unfinished_run_is_done_again(
     dict(damages(work))[name]()
     told: list[str] = []
     pruning.prune(job(here), told.append)
-    assert files(here / "out") == whole
+    assert files_anywhere(here / "out") == whole and verify(here / "out").is_whole
     again = {"block 0": 1, "block 1": 2, "a mask": 2, "a file is cut": 1}
     if name in again:
-        assert (
-            f"Block {again[name]} is not as it was written, so the run goes on from there." in told
-        )
+        assert any(f"Block {again[name]} is not as it was written" in line for line in told)
     else:
         assert any("Going on after block 2 of 4" in line for line in told)
 
@@ -256,9 +263,7 @@ def test_damaged_progress_is_refused(
     pruning.prune(replace(job(here), restart=True))
 
 
-def test_a_damaged_dense_copy_is_made_again(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_dense_copy_is_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is not in plain safetensors files is pruned from a copy that is."""
     shutil.rmtree(here / "out", ignore_errors=True)
     tokenizer = families.tokenizer()
@@ -268,7 +273,6 @@ def test_a_damaged_dense_copy_is_made_again(
     pruning.prune(replace(job(here), output=here / "whole"))
     work = begin(job(here), monkeypatch, block=0)
     copy = next((work / "dense").glob("*.safetensors"))
-    kept = copy.stat().st_ino
     loaded: list[object] = []
     load_model = load.load_model
     monkeypatch.setattr(load, "load_model", lambda *a: loaded.append(a) or load_model(*a))
@@ -276,7 +280,7 @@ def test_a_damaged_dense_copy_is_made_again(
     begin(job(here), monkeypatch, block=1)
     assert len(loaded) == 1
     pruning.prune(job(here))
-    assert len(loaded) == 1 and kept
+    assert len(loaded) == 1
     assert files(here / "out") == files(here / "whole")
     begin(replace(job(here), force=True), monkeypatch, block=0)
     flip(next((here / "dense").glob("*.safetensors")), 2000)

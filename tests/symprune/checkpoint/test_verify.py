@@ -163,8 +163,7 @@ def is_refused(act: Callable[[], object]) -> bool:
     try:
         act()
     except SympruneError as error:
-        assert "\n" not in str(error)
-        return True
+        return "\n" not in str(error)
     return False
 
 
