@@ -16,7 +16,7 @@ from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
 from symprune.machine import compute, durable
-from symprune.machine.checksums import digest_file, find_damage, read_checksums, write_checksums
+from symprune.machine.checksums import digest_file, is_whole, write_checksums
 from symprune.machine.foreign_files import check_links
 from symprune.maskset import PACKED
 from symprune.models.hub import (
@@ -121,7 +121,7 @@ def fingerprint(origin: Origin, tokenizer: Any) -> dict[str, Any]:
         for path in weights
     }
     return {
-        "model": times or str(origin),
+        "model": times if origin.is_local else str(origin),
         "files": {path.name: digest_file(path)[:16] for path in there},
     }
 
@@ -129,13 +129,11 @@ def fingerprint(origin: Origin, tokenizer: Any) -> dict[str, Any]:
 def make_dense_copy(origin: Origin, dtype: str, folder: Path) -> None:
     """A model that is not in safetensors files, or not in plain ones, as a folder that is. One that
     an earlier attempt made and that is as it was is kept."""
-    if folder.is_dir():
-        listed = read_checksums(folder)
-        if listed and not any(find_damage(folder, listed)):
-            return
-        shutil.rmtree(folder)
+    if is_whole(folder):
+        return
     new = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
+    for left in filter(Path.is_dir, (folder, new)):
+        shutil.rmtree(left)
     load_model(origin, dtype).save_pretrained(new)
     write_checksums(new)
     durable.sync_tree(new)

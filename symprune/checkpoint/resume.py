@@ -282,8 +282,8 @@ class _Reader:
     def wants(self, name: str) -> bool:
         return name not in self.seen
 
-    def tell(self, entry: TensorEntry, digest: str) -> None:
-        if self.progress.read.setdefault(entry.name, digest) != digest:
+    def tell(self, entry: TensorEntry, found: str) -> None:
+        if self.progress.read.setdefault(entry.name, found) != found:
             raise SympruneError(
                 f"{entry.name} in {self.shards.folder / entry.file} has changed since the "
                 "unfinished run began; bring it back, or pass --restart to begin anew."

@@ -66,6 +66,7 @@ class Finding:
 
 def write_checksums(folder: Path) -> None:
     """List what is in a folder, read from the disk in one pass. Equal folders get equal lists."""
+    durable.new_name(folder / FILE).unlink(missing_ok=True)  # of an attempt that was killed here
     files = {name: asdict(_describe(folder / name)) for name in _names(folder)}
     about = {"format": FORMAT, "version": VERSION, "list": _digest_of(files), "files": files}
     durable.write_text(folder / FILE, json.dumps(about, indent=1) + "\n")
@@ -122,6 +123,15 @@ def find_additions(folder: Path, listed: Mapping[str, Entry]) -> Iterator[Findin
         if name not in listed:
             read = "/" not in name and (name.endswith(READ_BY_KIND) or name in READ_BY_NAME)
             yield Finding(name, ADDED if read else EXTRA)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether there is a folder whose listed files are all as they were written."""
+    try:
+        listed = read_checksums(folder)
+        return listed is not None and not any(find_damage(folder, listed))
+    except SympruneError:
+        return False
 
 
 def check_listed(

@@ -27,7 +27,7 @@ def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    new = path.with_name(f".{path.name}.new")
+    new = new_name(path)
     new.unlink(missing_ok=True)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
@@ -38,6 +38,11 @@ def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
         new.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def new_name(path: Path) -> Path:
+    """What a file is called before it takes its place."""
+    return path.with_name(f".{path.name}.new")
 
 
 def write_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -1,9 +1,9 @@
 """Write a folder, and die at every step: `python dying.py ACTION SOURCE OUTPUT STRIDE` prints how
 often.
 
-ACTION is pack, unpack, save or copy. Every attempt is a process of its own, forked from this one,
-that gets SIGKILL before its n-th change of the disk; each comes STRIDE changes further than the one
-before it, until one comes to the end. After each, OUTPUT must be whole or not there.
+ACTION is pack, unpack, save, copy or prune. Every attempt is a process of its own, forked from this
+one, that gets SIGKILL before its n-th change of the disk; each comes STRIDE changes further than
+the one before it, until one comes to the end. After each, OUTPUT must be whole or not there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from symprune import MaskSet
+from symprune import MaskSet, Recipe
 from symprune.checkpoint import load, output_folder, packed
+from symprune.jobs import pruning
 from symprune.machine import checksums, work_folder
 from symprune.models import hub
 
@@ -59,11 +60,17 @@ def copy(source: Path, output: Path) -> None:
     load.make_dense_copy(hub.resolve(str(source)), "auto", output)
 
 
+def prune(source: Path, output: Path) -> None:
+    recipe = Recipe(calibration=__file__, nsamples=2, seqlen=16)
+    pruning.prune(pruning.Job(str(source), recipe, output, evaluate=False, force=True))
+
+
 ACTIONS: dict[str, Callable[[Path, Path], object]] = {
     "pack": partial(packed.pack, force=True),
     "unpack": partial(packed.unpack, force=True),
     "save": save,
     "copy": copy,
+    "prune": prune,
 }
 
 
@@ -83,8 +90,7 @@ def attempt(action: str, source: Path, output: Path, number: int) -> int:
 
 
 def check_whole(output: Path) -> None:
-    listed = checksums.read_checksums(output) if output.exists() else {}
-    if listed is None or any(checksums.find_damage(output, listed)):
+    if output.exists() and not checksums.is_whole(output):
         sys.exit(f"{output} is there, but not whole.")
 
 

@@ -29,7 +29,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("action", "source", "stride"),
-    [("pack", "plain", 7), ("unpack", "packed", 7), ("save", "plain", 5), ("copy", "packed", 3)],
+    [
+        ("pack", "plain", 7),
+        ("unpack", "packed", 7),
+        ("save", "plain", 5),
+        ("copy", "packed", 3),
+        ("prune", "plain", 9),
+    ],
 )
 def test_a_kill_at_any_change_of_the_disk_loses_nothing(
     action: str, source: str, stride: int, folders: Path, tmp_path: Path
