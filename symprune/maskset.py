@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.machine.checksums import checksum
 from symprune.masks import count_true, pack_bits, unpack_bits
 from symprune.validation import parse_json
 
@@ -133,7 +134,8 @@ class MaskSet(Mapping[str, Tensor]):
 
         masks, plain = cls(), 0
         try:
-            about = parse_json((folder / PACKED).read_text())["masks"] or "{}"
+            manifest = parse_json((folder / PACKED).read_text())
+            about, checksums = manifest["masks"] or "{}", manifest["checksums"]
             said = parse_json(parse_json(about).get("__metadata__", {}).get("shapes", "{}"))
             shapes = {name: _read_shape(name, shape) for name, shape in said.items()}
             stored = {blob.packed_name(name): name for name in shapes}
@@ -143,14 +145,17 @@ class MaskSet(Mapping[str, Tensor]):
                         if key not in stored:
                             plain += math.prod(opened.get_slice(key).get_shape())
                             continue
-                        name, keep = stored[key], blob.keep_mask(opened.get_tensor(key))
+                        packed = opened.get_tensor(key)
+                        if checksum(packed) != checksums[key]:
+                            raise ValueError(f"the checksum of {key} does not match")
+                        name, keep = stored[key], blob.keep_mask(packed)
                         if keep.numel() != math.prod(shapes[name]):
                             raise ValueError(f"{name} is packed in another shape")
                         masks[name] = keep.view(shapes[name])
             whole = {name: shapes[name] for name in shapes if name not in masks}
             if sum(map(math.prod, whole.values())) > plain:
                 raise ValueError("there are more of them than weights")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SympruneError(f"The masks in {folder} cannot be read: {error}.") from error
         except SafetensorError as error:
             raise SympruneError(f"A file of {folder} is corrupt: {error}.") from error

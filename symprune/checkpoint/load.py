@@ -3,17 +3,22 @@ hub, a GGUF file."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from symprune.checkpoint.output_folder import files_around
 from symprune.checkpoint.packed import weight_files
-from symprune.checkpoint.packed_shards import PackedShards, is_packed, open_shards
+from symprune.checkpoint.packed_shards import CONFIG, PackedShards, is_packed, open_shards
 from symprune.checkpoint.streamed_model import StreamedModel
+from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
-from symprune.machine import compute
+from symprune.machine import compute, durable
+from symprune.machine.checksums import digest_file, is_whole, write_checksums
 from symprune.machine.foreign_files import check_links
+from symprune.maskset import PACKED
 from symprune.models.hub import (
     Access,
     Origin,
@@ -27,6 +32,9 @@ from symprune.models.hub import (
 )
 from symprune.models.support import auto_class
 from symprune.runtime.layers import cast_packed, packed_parameters
+
+IN_MEMORY = (".safetensors", ".bin", ".pt")
+"""Files of weights that are not read block by block but loaded as a whole."""
 
 
 def load(
@@ -94,6 +102,45 @@ def local_folder(origin: Origin) -> Path | None:
     return folder if weight_files(folder) else None
 
 
+def fingerprint(origin: Origin, tokenizer: Any) -> dict[str, Any]:
+    """What tells a model from others: the contents of its files, but of weights that are read block
+    by block, which are compared then (`resume.watch_input`), no more than size and time."""
+    folder = local_folder(origin)
+    place = Path(folder or origin.path)
+    weights = [place / name for name in (weight_files(folder) if folder else ())]
+    names = {CONFIG, INDEX, PACKED, *files_around(place, tokenizer)}
+    if origin.gguf_file:
+        names = {origin.gguf_file}
+    elif folder is None:
+        names |= {path.name for kind in IN_MEMORY for path in place.glob(f"*{kind}")}
+    if not origin.access.trust_remote_code:
+        names = {name for name in names if not name.endswith(".py")}
+    there = filter(Path.is_file, (place / name for name in sorted(names)))
+    times = {
+        path.name: f"{path.stat().st_size} bytes, changed {path.stat().st_mtime_ns}"
+        for path in weights
+    }
+    return {
+        "model": times if origin.is_local else str(origin),
+        "files": {path.name: digest_file(path)[:16] for path in there},
+    }
+
+
+def make_dense_copy(origin: Origin, dtype: str, folder: Path) -> None:
+    """A model that is not in safetensors files, or not in plain ones, as a folder that is. One that
+    an earlier attempt made and that is as it was is kept."""
+    if is_whole(folder):
+        return
+    new = folder.with_name(f"{folder.name}.new")
+    for left in filter(Path.is_dir, (folder, new)):
+        shutil.rmtree(left)
+    load_model(origin, dtype).save_pretrained(new)
+    write_checksums(new)
+    durable.sync_tree(new)
+    new.rename(folder)
+    durable.sync(folder.parent)
+
+
 def load_with_tokenizer(
     name: str, dtype: str = "auto", device: str = "auto", access: Access | None = None
 ) -> tuple[Any, Any]:
@@ -126,6 +173,8 @@ def load_model(origin: Origin, dtype: str = "auto", dequantize: bool = True) -> 
     trusted = origin.access.trust_remote_code
     made_by = AutoModelForCausalLM
     if not origin.gguf_file:
+        if is_packed(Path(origin.path)):
+            open_shards(Path(origin.path))  # a sentence if it is not as it was written
         made_by = auto_class(load_config(origin), trusted)
     options: dict[str, Any] = {"dtype": dtype, **origin.options}
     if origin.gguf_file:

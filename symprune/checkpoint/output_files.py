@@ -8,6 +8,7 @@ byte for byte (unless another type was asked for). Masks are written as they are
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -48,32 +49,46 @@ class OutputFiles:
         for file in (*self.files.values(), self.masks):
             file.create()
 
-    def is_there(self, finished: int) -> bool:
-        """Whether the files an earlier attempt made, `finished` blocks of it, are still there."""
+    def take_up(self, finished: int, digests: Mapping[str, str]) -> int:
+        """How many of the `finished` blocks of an earlier attempt are still there as they were
+        written, from the first one on."""
         files = (*self.files.values(), self.masks)
-        return all(f.path.is_file() and f.path.stat().st_size == f.header.file_size for f in files)
+        for file in files:
+            if not file.path.is_file() or file.path.stat().st_size != file.header.file_size:
+                return 0
+            file.write_header()
+        written, masks = self.open_written(), Shards(self.folder, [FILE_NAME])
+        for index in range(finished):
+            keys = self.streamed.keys_of_block(index)
+            names = {m.parameter_name: None for m in self.streamed.layout.matrices(index)}
+            found = [(self._file_of(key).path.name, key, written) for key in keys]
+            found += [(FILE_NAME, name, masks) for name in names]
+            if any(shards.digest(n) != digests.get(f"{file}/{n}") for file, n, shards in found):
+                return index
+        return finished
 
     def open_written(self) -> Shards:
         """The tensors written so far."""
         return Shards(self.folder, self.source.files)
 
-    def write_block(self, index: int, pruned: PrunedBlock) -> None:
-        """The block that is in memory, and its masks, on the disk when this returns."""
+    def write_block(self, index: int, pruned: PrunedBlock) -> dict[str, str]:
+        """The block that is in memory, and its masks, on the disk when this returns; the digests of
+        what was written, for `take_up`."""
         kept = pruned.masks
         values = {n: to_stored(self.streamed, self.source, n, kept[n]) for n in kept}
         values = self.streamed.names.take_apart(values)
-        used = {FILE_NAME: self.masks}
+        used, digests = {FILE_NAME: self.masks}, dict[str, str]()
         for key in self.streamed.keys_of_block(index):
             file = self._file_of(key)
             used[file.path.name] = file
-            if key in values:
-                file.write(key, values[key])
-            else:
-                file.copy(key, self.source)
+            digests[f"{file.path.name}/{key}"] = (
+                file.write(key, values[key]) if key in values else file.copy(key, self.source)
+            )
         for name in kept:
-            self.masks.write(name, kept.bits(name))
+            digests[f"{FILE_NAME}/{name}"] = self.masks.write(name, kept.bits(name))
         for file in used.values():
             file.sync()
+        return digests
 
     def write_rest(self) -> None:
         """What belongs to no block, and the index."""

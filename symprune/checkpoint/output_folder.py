@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from symprune.checkpoint.record import RECORD, is_ours, read_record, write_recor
 from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
 from symprune.machine import durable, work_folder
+from symprune.machine.checksums import FILE as CHECKSUMS
+from symprune.machine.checksums import read_checksums, write_checksums
 from symprune.maskset import FILE_NAME, PACKED, MaskSet
 from symprune.validation import parse_json
 
@@ -30,6 +32,7 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
 )
 """What says how a vision-language model is given its pictures."""
+GENERATION = "generation_config.json"
 HEADROOM = 64 * 2**20
 SAFETENSORS = ".safetensors"
 
@@ -55,27 +58,37 @@ def check_output(output: Path, force: bool, reads: Iterable[str | Path] = ()) ->
 
 
 def _check_replaceable(output: Path, real: Path) -> None:
-    """Refuse a folder that holds anything symprune did not write. What it wrote has a record, which
-    says what else there is, or is packed."""
+    """Refuse a folder that holds anything symprune did not write. What it wrote is listed beside
+    it, or has a record that says what else there is, or is packed."""
     if Path.cwd().is_relative_to(real):
         raise SympruneError(f"The output {output} is or holds the current folder.")
     names = {path.name for path in output.iterdir()}
-    if not names:
-        return
-    record = read_record(output)
-    if not is_ours(record) and not _is_packed_by_us(output):
+    known = _find_known(output, names)
+    if names and known is None:
         raise SympruneError(
             f"The output {output} was not written by symprune, so --force does not replace it."
         )
-    if record is None or not isinstance(record.get("files"), list):
-        return
-    weights = {name for name in names if name.startswith("model") and name.endswith(SAFETENSORS)}
-    known = {*map(str, record["files"]), RECORD, PACKED, FILE_NAME, INDEX, *weights}
-    if names - known:
+    others = names - (known or names)
+    if others:
         raise SympruneError(
-            f"The output {output} holds {min(names - known)}, which symprune did not write, so "
-            "--force does not replace it."
+            f"The output {output} holds {min(others)}, which symprune did not write, so --force "
+            "does not replace it."
         )
+
+
+def _find_known(output: Path, names: set[str]) -> set[str] | None:
+    """Which names in a folder are those of files symprune wrote; None where it wrote none."""
+    with suppress(SympruneError):  # a damaged list is no reason to keep a damaged folder
+        listed = read_checksums(output)
+        if listed is not None:
+            return {CHECKSUMS, *(name.partition("/")[0] for name in listed)}
+    record = read_record(output)
+    if not is_ours(record) and not _is_packed_by_us(output):
+        return None
+    if record is None or not isinstance(record.get("files"), list):
+        return names
+    weights = {name for name in names if name.startswith("model") and name.endswith(SAFETENSORS)}
+    return {*map(str, record["files"]), RECORD, PACKED, FILE_NAME, INDEX, CHECKSUMS, *weights}
 
 
 def _is_packed_by_us(folder: Path) -> bool:
@@ -114,6 +127,7 @@ def whole_folder(output: Path) -> Iterator[Path]:
         work_folder.remove_left_over(output)
         with work_folder.temporary(output, work_folder.NEW) as work:
             yield work
+            write_checksums(work)
             publish(work, output)
     except Exception as error:
         explained = durable.explain(output, error)
@@ -174,26 +188,25 @@ def write_around(
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     durable.write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
-    for path in source.glob("*.py") if "auto_map" in config else ():
-        shutil.copyfile(path, folder / path.name)
-    generation = source / "generation_config.json"
-    if generation.is_file():
-        shutil.copyfile(generation, folder / generation.name)
-    elif model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    for path in filter(Path.is_file, (source / name for name in PROCESSOR_FILES)):
-        shutil.copyfile(path, folder / path.name)
-    if tokenizer is not None:
-        there = [source / name for name in _tokenizer_files(tokenizer)]
-        for path in filter(Path.is_file, there):
+    for path in filter(Path.is_file, (source / name for name in files_around(source, tokenizer))):
+        if path.suffix != ".py" or "auto_map" in config:
             shutil.copyfile(path, folder / path.name)
-        if not any(map(Path.is_file, there)):
-            tokenizer.save_pretrained(folder)
+    if not (folder / GENERATION).exists() and model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    names = () if tokenizer is None else _tokenizer_files(tokenizer)
+    if tokenizer is not None and not any((folder / name).exists() for name in names):
+        tokenizer.save_pretrained(folder)
+
+
+def files_around(source: Path, tokenizer: Any | None) -> set[str]:
+    """What the files beside a checkpoint's weights and its configuration may be called that the
+    output has as well. They are copied as they are: what a tokenizer's `save_pretrained` writes
+    depends on whether the hub was within reach."""
+    names = {GENERATION, *PROCESSOR_FILES, *(path.name for path in source.glob("*.py"))}
+    return names if tokenizer is None else names | _tokenizer_files(tokenizer)
 
 
 def _tokenizer_files(tokenizer: Any) -> set[str]:
-    """What a tokenizer's files may be called. They are copied as they are: what `save_pretrained`
-    writes depends on whether the hub was within reach."""
     names = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
     names |= {"added_tokens.json", "chat_template.jinja", "chat_template.json"}
     return names | set(getattr(tokenizer, "vocab_files_names", {}).values())

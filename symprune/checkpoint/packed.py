@@ -18,6 +18,7 @@ from symprune import masks, maskset
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.packed_files import PackedFiles, pack_floats
 from symprune.checkpoint.packed_shards import (
+    CONFIG,
     MANIFEST,
     Manifest,
     PackedShards,
@@ -29,12 +30,13 @@ from symprune.checkpoint.packed_shards import (
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX, Header, OutputFile, Shards, shard_names
 from symprune.errors import SympruneError
+from symprune.machine.checksums import FILE as CHECKSUMS
+from symprune.machine.checksums import check_listed
 from symprune.machine.foreign_files import check_links
 from symprune.models import hub
 from symprune.runtime import blob
 from symprune.validation import parse_json
 
-CONFIG = "config.json"
 PARTS = "blocks"
 Tick = Callable[[int, int], None]
 
@@ -51,6 +53,7 @@ def pack(
     if not (folder / CONFIG).is_file() or not shard_names(folder) or is_packed(folder):
         raise SympruneError(f"{folder} is not a folder with a plain model in safetensors files.")
     output_folder.check_output(output, force, [folder])
+    check_listed(folder)
     source = Shards(folder)
     origin = hub.resolve(str(folder), hub.Access(trust_remote_code=trust_remote_code))
     streamed = StreamedModel(source, hub.load_config(origin), "auto", "cpu", trust_remote_code)
@@ -63,7 +66,7 @@ def pack(
             tick(index, steps)
             files.write_part(index, _pack_block(streamed, files, index))
         tick(len(streamed), steps)
-        own = {*source.files, INDEX}
+        own = {*source.files, INDEX, CHECKSUMS}
         told = _header_of_told_masks(folder, files)
         _copy_others(folder, work, own | ({maskset.FILE_NAME} if told else set()))
         files.write_whole(told)
@@ -81,6 +84,7 @@ def unpack(
     check_links(folder, deep=True)
     manifest, packed = Manifest.read(folder), open_shards(folder)
     assert isinstance(packed, PackedShards)
+    check_listed(folder, headers_only=packed.stored.files)
     size = sum(header.file_size for header in packed.headers.values())
     output_folder.check_room(output, size)
     done, steps = 0, len(packed.entries) + 1
@@ -93,7 +97,7 @@ def unpack(
                 file.copy(entry.name, packed)
                 done += 1
             file.close()
-        stored = {*packed.stored.files, INDEX, MANIFEST, CONFIG}
+        stored = {*packed.stored.files, INDEX, MANIFEST, CONFIG, CHECKSUMS}
         _copy_others(folder, work, stored)
         (work / CONFIG).write_text(manifest.config)
         if manifest.index is not None:

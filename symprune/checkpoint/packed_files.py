@@ -21,7 +21,6 @@ from symprune.checkpoint.packed_shards import (
     Manifest,
     PackedShards,
     Place,
-    checksum,
     open_shards,
     text_of,
 )
@@ -39,6 +38,7 @@ from symprune.checkpoint.tensor_files import (
 from symprune.engine.blocks import PrunedBlock
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.machine.checksums import checksum, digest_file
 from symprune.maskset import FILE_NAME
 from symprune.runtime import blob
 from symprune.runtime.packable import BLOCKS, Packing, guard_name, packable
@@ -96,9 +96,17 @@ class PackedFiles:
             for path in filter(Path.is_file, folder.iterdir()):
                 path.unlink()
 
-    def is_there(self, finished: int) -> bool:
-        """Whether the parts an earlier attempt made are still there."""
-        return all(self._part(index).is_file() for index in range(finished))
+    def take_up(self, finished: int, digests: Mapping[str, str]) -> int:
+        """How many of the `finished` parts of an earlier attempt are still there as they were
+        written, from the first one on. Others are removed."""
+        kept: list[Path] = []
+        for part in map(self._part, range(finished)):
+            if not part.is_file() or digest_file(part) != digests.get(part.name):
+                break
+            kept.append(part)
+        for path in {*self.parts.glob("*")} - {*kept}:
+            path.unlink()
+        return len(kept)
 
     def open_written(self) -> Shards:
         """The tensors written so far."""
@@ -118,8 +126,9 @@ class PackedFiles:
             checksums |= about["checksums"]
         return PackedShards(stored, self.headers, places, checksums)
 
-    def write_block(self, index: int, pruned: PrunedBlock) -> None:
-        """The block that is in memory, packed, on the disk when this returns."""
+    def write_block(self, index: int, pruned: PrunedBlock) -> dict[str, str]:
+        """The block that is in memory, packed, on the disk when this returns; the digest of what
+        was written, for `take_up`."""
         blobs, plain = dict[str, Tensor](), dict[str, Tensor]()
         for name in pruned.masks:
             packing, keep = self.packings[name], pruned.masks[name]
@@ -133,6 +142,7 @@ class PackedFiles:
             else:
                 blobs[name] = packed
         self.write_part(index, blobs, plain)
+        return {self._part(index).name: digest_file(self._part(index))}
 
     def write_part(
         self, index: int, blobs: Mapping[str, Tensor], plain: Mapping[str, Tensor] | None = None

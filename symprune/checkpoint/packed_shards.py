@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -19,13 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.tensor_files import CHUNK, DTYPES, ENDING, Header, Shards, parse_header
+from symprune.checkpoint.tensor_files import (
+    CHUNK,
+    DTYPES,
+    ENDING,
+    INDEX,
+    Header,
+    Shards,
+    parse_header,
+)
 from symprune.errors import SympruneError
+from symprune.machine.checksums import check_listed, checksum
 from symprune.machine.foreign_files import check_file_names
 from symprune.maskset import FILE_NAME, PACKED
 from symprune.runtime import blob
 from symprune.validation import parse_json
 
+CONFIG = "config.json"
 MANIFEST = PACKED
 FORMAT = "symprune-packed"
 VERSION = 1
@@ -140,9 +149,24 @@ def is_packed(folder: Path) -> bool:
 
 
 def open_shards(folder: Path) -> Shards:
-    """The tensors of a folder, packed or not."""
+    """The tensors of a folder, packed or not.
+
+    Of a packed one, what decides about its weights must be as it was written. Files of tensors are
+    compared by their headers: a packed tensor's own checksum is compared when it is read.
+    """
     if not is_packed(folder):
         return Shards(folder)
+    found = open_packed(folder)
+    check_listed(folder, [*found.stored.files, FILE_NAME], _decides_about_weights)
+    return found
+
+
+def _decides_about_weights(name: str) -> bool:
+    return name.endswith(ENDING) or name in (MANIFEST, CONFIG, INDEX)
+
+
+def open_packed(folder: Path) -> PackedShards:
+    """The tensors of a packed folder, if what it says of itself makes sense."""
     manifest = Manifest.read(folder)
     try:
         headers = {name: header_of(name, text) for name, text in manifest.files.items()}
@@ -160,11 +184,6 @@ def header_of(file: str, text: str) -> Header:
 def text_of(header: Header) -> str:
     """What a manifest keeps of a plain file's header; its length is known from it."""
     return header.raw[8:].decode()
-
-
-def checksum(tensor: Tensor) -> int:
-    """Of a tensor's bytes."""
-    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class PackedShards(Shards):
@@ -227,6 +246,22 @@ class PackedShards(Shards):
         """Compare the checksum of everything that is stored; a sentence where one is wrong."""
         for name in self.checksums:
             self._stored(name)
+
+    def find_damage(self) -> Iterator[str]:
+        """A sentence for every tensor that is stored wrong or makes no sense, in the order of the
+        plain files, and for each that is stored without belonging there."""
+        seen: set[str] = set()
+        for name in self.entries:
+            stored = self.stored_name(name)
+            try:
+                self.read(name)
+            except SympruneError as error:
+                if stored not in seen:
+                    yield str(error)
+            seen.add(stored)
+        for name in self.stored:
+            if name not in seen and self.stored.entries[name].size:
+                yield f"{name} in {self.folder} is stored, but belongs to no file of the model."
 
     def _cut(self, name: str, place: Place, parameter: Tensor) -> Tensor:
         try:

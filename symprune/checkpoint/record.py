@@ -11,6 +11,7 @@ from typing import Any
 from symprune import __version__
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.machine.checksums import FILE as CHECKSUMS
 from symprune.validation import parse_json
 
 RECORD = "symprune.json"
@@ -21,7 +22,9 @@ PASSING = ("seconds", "peak_memory_bytes")
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """What was done, and which files the folder has because of it."""
     lasting = {name: value for name, value in record.items() if name not in PASSING}
-    files = sorted(path.name for path in folder.iterdir() if path.name != RECORD)
+    # An attempt that was killed may have left what is written later, or a file without its name.
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    files = sorted(names - {RECORD, CHECKSUMS})
     text = json.dumps({"versions": versions(), **lasting, "files": files}, indent=2)
     durable.write_text(folder / RECORD, text + "\n")
 

@@ -23,13 +23,16 @@ import torch
 from torch import Tensor
 
 from symprune.checkpoint.output_folder import folder_size, publish
+from symprune.checkpoint.tensor_files import Shards, TensorEntry
 from symprune.engine.report import LayerReport, is_layer
 from symprune.errors import SympruneError
 from symprune.machine import durable
-from symprune.machine.work_folder import clear, hold, remove_left_over
+from symprune.machine.checksums import write_checksums
+from symprune.machine.work_folder import clear, hold, remove, remove_left_over
 from symprune.validation import parse_json
 
 FILE = "progress.json"
+DIGEST = "sha256"
 OUTPUT = "output"
 READY = "ready"
 KEEPING = 0.05
@@ -59,11 +62,11 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
         try:
             yield work
             _publish(work, output.absolute())
-            shutil.rmtree(work)
+            remove(work)
         except BaseException as error:
             finished = _count_finished(work)
             if finished == 0:
-                shutil.rmtree(work, ignore_errors=True)
+                remove(work)
             again = f"run the same command again to go on after block {finished}"
             explained = durable.explain(output, error, again if finished else "")
             if explained is error:
@@ -74,6 +77,7 @@ def workspace(output: Path, restart: bool = False, owner: bool = True) -> Iterat
 def _publish(work: Path, output: Path) -> None:
     """Put the finished folder in the place of `output`. It has another name meanwhile: a run that
     comes after a kill does not take the old output, which is there then, for it."""
+    write_checksums(work / OUTPUT)
     durable.sync_tree(work / OUTPUT)
     ready = work / READY
     shutil.rmtree(ready, ignore_errors=True)  # of a run that was killed here
@@ -108,13 +112,22 @@ def _count_finished(work: Path) -> int:
 
 @dataclass
 class Progress:
-    """How far a run is, and what it needs to go on. Its fields are `progress.json`."""
+    """How far a run is, and what it needs to go on. Its fields are `progress.json`.
+
+    said: how many layers and notes there were after each block. written, read: digests of what the
+    finished blocks are on the disk, and of the input's tensors. files: what changes with each of
+    the input's files, see `watch_input`.
+    """
 
     folder: Path
     owner: bool
     run: dict[str, Any]
     finished: int = 0
     hidden: int = 0
+    said: list[list[int]] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -129,6 +142,9 @@ class Progress:
             return cls._begin(folder, owner, run)
         except (OSError, ValueError, RecursionError) as error:
             raise SympruneError(f"{folder / FILE} cannot be read: {error}.") from error
+        whole = isinstance(read, dict) and read.pop(DIGEST, None) == digest(read)
+        if cls._is_progress(read) and not whole:
+            raise SympruneError(f"{folder / FILE} is damaged; pass --restart to begin anew.")
         if not cls._is_progress(read):
             raise SympruneError(
                 f"{folder / FILE} was not written by symprune; pass --restart to begin anew."
@@ -161,7 +177,7 @@ class Progress:
         alike = all(type(read[name]) is kind for name, kind in kinds.items())
         return (
             alike
-            and 0 <= read["hidden"] <= read["finished"]
+            and 0 <= read["hidden"] <= read["finished"] == len(read["said"])
             and all(map(is_layer, read["layers"]))
             and all(isinstance(note, str) for note in read["notes"])
             and all(isinstance(spent, int | float) for spent in read["seconds"].values())
@@ -175,14 +191,37 @@ class Progress:
         """On the disk, as a whole; by its owner alone."""
         if self.owner:
             plain = {k: v for k, v in vars(self).items() if k not in ("folder", "owner")}
+            plain[DIGEST] = digest(json.loads(json.dumps(plain)))
             durable.write_text(self.folder / FILE, json.dumps(plain))
+
+    def finish_block(self) -> None:
+        """One block more is on the disk."""
+        self.finished += 1
+        self.said.append([len(self.layers), len(self.notes)])
+        self.save()
+
+    def go_back(self, finished: int) -> None:
+        """So many blocks are finished, as when they were; the others are to be done again."""
+        if finished == 0:
+            self.restart()
+            return
+        self.finished, self.said = finished, self.said[:finished]
+        self.hidden = self.hidden if self.hidden <= finished else 0
+        layers, notes = self.said[-1]
+        self.layers, self.notes = self.layers[:layers], self.notes[:notes]
+        self._forget_result()
+        self.save()
 
     def restart(self) -> None:
         """Nothing is done yet, but what was measured stays measured."""
         self.finished = self.hidden = 0
         self.layers, self.notes, self.seconds = [], [], {}
-        self.values = {k: v for k, v in self.values.items() if not k.startswith("pruned")}
+        self.said, self.written = [], {}
+        self._forget_result()
         self.save()
+
+    def _forget_result(self) -> None:
+        self.values = {k: v for k, v in self.values.items() if not k.startswith("pruned")}
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """A value JSON can hold, made in the first of all attempts."""
@@ -210,7 +249,15 @@ class HiddenStates:
 
     def keep(self, block: int, hidden: Tensor) -> None:
         start = time.monotonic()
-        durable.write_durably(self.path(block), (_bytes(sample) for sample in hidden))
+        found = hashlib.sha256()
+
+        def parts() -> Iterator[bytes | memoryview]:
+            for part in map(_bytes, hidden):
+                found.update(part)
+                yield part
+            yield found.digest()
+
+        durable.write_durably(self.path(block), parts())
         self._last = time.monotonic()
         self._cost = self._last - start
 
@@ -219,17 +266,65 @@ class HiddenStates:
             if path != self.path(block):
                 path.unlink(missing_ok=True)
 
-    def restore(self, block: int, hidden: Tensor) -> None:
-        """Fill `hidden` with what was kept."""
-        path = self.path(block)
+    def restore(self, block: int, hidden: Tensor) -> bool:
+        """Fill `hidden` with what was kept; False if that is damaged, or not there."""
         one = hidden[0].numel() * hidden.element_size()
+        found = hashlib.sha256()
         try:
-            with path.open("rb") as file:
+            with self.path(block).open("rb") as file:
                 for sample in hidden:
                     read = bytearray(file.read(one))
+                    found.update(read)
                     sample.copy_(torch.frombuffer(read, dtype=hidden.dtype).view(sample.shape))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise SympruneError(f"{path} cannot be read; pass --restart to begin anew.") from error
+                return file.read() == found.digest()
+        except (OSError, RuntimeError, ValueError):
+            return False
+
+
+@dataclass
+class _Reader:
+    """Compares the tensors of the input with what they were when the run first read them. Each is
+    looked at once in an attempt."""
+
+    progress: Progress
+    shards: Shards
+    seen: set[str] = field(default_factory=set)
+
+    def wants(self, name: str) -> bool:
+        return name not in self.seen
+
+    def tell(self, entry: TensorEntry, found: str) -> None:
+        if self.progress.read.setdefault(entry.name, found) != found:
+            raise SympruneError(
+                f"{entry.name} in {self.shards.folder / entry.file} has changed since the "
+                "unfinished run began; bring it back, or pass --restart to begin anew."
+            )
+        self.seen.add(entry.name)
+
+
+def watch_input(progress: Progress, shards: Shards) -> None:
+    """Have every tensor that is read compared with what earlier attempts read.
+
+    Those that are not needed again are read only if the system says that somebody wrote to their
+    file: its inode or the time of its last change, which no user can set, is another.
+    """
+    shards.witness = _Reader(progress, shards)
+    if shards.folder.parent == progress.folder:
+        return  # a copy of our own, which was compared with its checksums
+    for name in shards.files:
+        path = shards.folder / name
+        about = path.stat()
+        now = [about.st_ino, about.st_ctime_ns]
+        if progress.files.get(name, now) != now:
+            for entry in shards.headers[name].entries:
+                if progress.finished and entry.name not in progress.read:
+                    raise SympruneError(
+                        f"{path} was written to since the unfinished run began, and whether it is "
+                        "the same cannot be told; pass --restart to begin anew."
+                    )
+                shards.digest(entry.name)
+        progress.files[name] = now
+    progress.save()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -56,15 +56,18 @@ class StreamedBlocks(Blocks):
             )
         if tokens is None or done.finished == len(self):
             return done.finished, None
-        with self.streamed.around():
-            activations = forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
-        if done.hidden:
-            self.states.restore(done.hidden, activations.hidden)
+        first, activations = done.hidden, self._embed(tokens, tick)
+        if first and not distributed.all_agree(self.states.restore(first, activations.hidden)):
+            first, activations = 0, self._embed(tokens, tick)
         written = self.files.open_written()
-        for index in range(done.hidden, done.finished):
+        for index in range(first, done.finished):
             with self.streamed.block(index, written) as block:
                 activations.advance(index, block)
         return done.finished, activations
+
+    def _embed(self, tokens: Tensor, tick: forward.Tick) -> forward.Activations:
+        with self.streamed.around():
+            return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
@@ -93,13 +96,12 @@ class StreamedBlocks(Blocks):
         if keep_states and activations is not None:
             self.states.keep(index + 1, activations.hidden)
         if distributed.rank() == 0:
-            self.files.write_block(index, pruned)
+            done.written |= self.files.write_block(index, pruned)
         distributed.wait()
-        done.finished = index + 1
         done.hidden = index + 1 if keep_states else done.hidden
         done.layers += [asdict(layer) for layer in report.layers[len(done.layers) :]]
         done.notes, done.seconds = list(report.notes), dict(report.seconds)
-        done.save()
+        done.finish_block()
         distributed.wait()
         if keep_states:
             self.states.drop_but(index + 1)

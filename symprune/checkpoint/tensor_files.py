@@ -7,6 +7,7 @@ process's memory at once; only tensors asked for stay.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
@@ -137,8 +138,17 @@ def make_header(
     return len(text).to_bytes(8, "little") + text
 
 
+class Witness(Protocol):
+    """Who is told a digest of what is read: of the tensors asked for, when they were read whole."""
+
+    def wants(self, name: str) -> bool: ...
+    def tell(self, entry: TensorEntry, found: str) -> None: ...
+
+
 class Shards:
     """The tensors of a folder's safetensors files, read one at a time."""
+
+    witness: Witness | None = None
 
     def __init__(self, folder: Path, names: Iterable[str] | None = None) -> None:
         self.folder = folder
@@ -163,18 +173,24 @@ class Shards:
         entry = self.entries[name]
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         into = tensor.reshape(-1).view(torch.uint8).numpy()
-        for place in range(0, entry.size, CHUNK):
-            self._fill(into[place : place + CHUNK], entry, place)
+        places = range(0, entry.size, CHUNK)
+        for _ in self._filled(entry, (into[place : place + CHUNK] for place in places)):
+            pass
         return tensor
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:
         """A tensor's bytes, a few at a time; a piece is valid until the next is asked for."""
         entry = self.entries[name]
         buffer = np.empty(min(CHUNK, entry.size), np.uint8)
-        for place in range(0, entry.size, CHUNK):
-            piece = buffer[: min(CHUNK, entry.size - place)]
-            self._fill(piece, entry, place)
-            yield piece
+        places = range(0, entry.size, CHUNK)
+        yield from self._filled(entry, (buffer[: entry.size - place] for place in places))
+
+    def digest(self, name: str) -> str:
+        """What tells a tensor from any other: its name, type, shape and bytes."""
+        found = begin_digest(self.entries[name])
+        for chunk in self.chunks(name):
+            found.update(chunk.data)
+        return found.hexdigest()
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Ask the system to bring these tensors into its file cache while other work goes on."""
@@ -190,6 +206,19 @@ class Shards:
                 for start in range(entry.start, end, ADVICE):
                     size = min(ADVICE, end - start)
                     os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+
+    def _filled(self, entry: TensorEntry, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """These pieces of memory, each with the next bytes of a tensor in it."""
+        witness, place = self.witness, 0
+        found = begin_digest(entry) if witness and witness.wants(entry.name) else None
+        for piece in pieces:
+            self._fill(piece, entry, place)
+            if found is not None:
+                found.update(piece.data)
+            place += len(piece)
+            yield piece
+        if witness is not None and found is not None:
+            witness.tell(entry, found.hexdigest())
 
     def _fill(self, into: np.ndarray, entry: TensorEntry, place: int) -> None:
         """Bytes of a tensor, from `place` on. A file that is cut short meanwhile is told; behind a
@@ -207,6 +236,11 @@ class Shards:
                 rest, start = rest[count:], start + count
         except OSError as error:
             raise SympruneError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def begin_digest(entry: TensorEntry) -> hashlib._Hash:
+    """A digest of a tensor that its bytes are still missing in."""
+    return hashlib.sha256(f"{entry.name} {entry.dtype} {entry.shape} ".encode())
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -240,25 +274,25 @@ class OutputFile:
         """Take the room on the disk, so that it is known now whether there is enough."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         durable.take_room(self._file, self.header.file_size)
+        self.write_header()
+
+    def write_header(self) -> None:
         self._put(0, memoryview(self.header.raw))
 
-    def write(self, name: str, tensor: Tensor) -> None:
+    def write(self, name: str, tensor: Tensor) -> str:
+        """Put a tensor into its place; its digest."""
         entry = self.entries[name]
         if tuple(tensor.shape) != entry.shape or CODES[tensor.dtype] != entry.dtype:
             raise SympruneError(f"{name} changed its shape or type while it was pruned.")
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        self._put(entry.start, plain.numpy().data)
+        return self._put_tensor(entry, [plain.numpy()])
 
-    def copy(self, name: str, source: Shards) -> None:
-        """Take over a tensor's bytes, or its values where the type differs."""
+    def copy(self, name: str, source: Shards) -> str:
+        """Take over a tensor's bytes, or its values where the type differs; its digest."""
         entry = self.entries[name]
         if source.entries[name].dtype != entry.dtype:
-            self.write(name, source.read(name).to(DTYPES[entry.dtype]))
-            return
-        place = entry.start
-        for chunk in source.chunks(name):
-            self._put(place, chunk.data)
-            place += len(chunk)
+            return self.write(name, source.read(name).to(DTYPES[entry.dtype]))
+        return self._put_tensor(entry, source.chunks(name))
 
     def sync(self) -> None:
         """Have everything written so far on the disk, and out of the system's file cache."""
@@ -271,6 +305,14 @@ class OutputFile:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _put_tensor(self, entry: TensorEntry, pieces: Iterable[np.ndarray]) -> str:
+        found, place = begin_digest(entry), entry.start
+        for piece in pieces:
+            found.update(piece.data)
+            self._put(place, piece.data)
+            place += len(piece)
+        return found.hexdigest()
 
     def _put(self, place: int, data: memoryview) -> None:
         if self._file is None:

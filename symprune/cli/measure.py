@@ -1,4 +1,4 @@
-"""The commands that look at a model: eval, inspect, report."""
+"""The commands that look at a model: eval, inspect, verify, report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from symprune.cli import console
 from symprune.cli import options as o
@@ -133,6 +134,33 @@ def inspect(
         console.out.print("No symprune.json: the recipe is unknown.")
     matrices = [{**vars(f), "sparsity": f.sparsity} for f in facts]
     o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A folder that symprune wrote.")],
+    json_file: o.JsonFile = None,
+) -> None:
+    """Check that a saved model is as it was written, to the byte; exit code 2 if it is not.
+
+    Files that are missing, changed, or added where a loader would read them are damage. A file
+    that no loader reads, such as a README, is mentioned.
+    """
+    from symprune.checkpoint import verify as checking
+    from symprune.eval.tables import size
+
+    durable.check_file(json_file, o.JSON)
+    with console.display() as shown:
+        verdict = checking.verify(folder, lambda done, of: shown.begin(done, of, "verifying"))
+    o.write_json(json_file, {"folder": str(folder), **verdict.to_dict()})
+    if verdict.findings:
+        table = Table("file", "what is the matter")
+        for finding in verdict.findings:
+            table.add_row(Text(console.strip_controls(finding.name)), finding.describe())
+        console.out.print(table)
+    console.notes(verdict.tensors)
+    if not verdict.is_whole:
+        raise SympruneError(f"{folder} is not as symprune wrote it: {verdict.describe()}.")
+    console.say(f"{verdict.files} files, {size(verdict.size)}: all as symprune wrote them.")
 
 
 def report(

@@ -16,11 +16,11 @@ from torch import Tensor
 from symprune import calibration
 from symprune.checkpoint import output_folder, resume
 from symprune.checkpoint.device_map import check_device_map, choose_devices
-from symprune.checkpoint.load import load_model, local_folder
+from symprune.checkpoint.load import fingerprint, local_folder, make_dense_copy
 from symprune.checkpoint.output_files import OutputFiles
-from symprune.checkpoint.packed import PARTS, weight_files
+from symprune.checkpoint.packed import PARTS
 from symprune.checkpoint.packed_files import PackedFiles
-from symprune.checkpoint.packed_shards import open_shards
+from symprune.checkpoint.packed_shards import PackedShards, open_shards
 from symprune.checkpoint.record import read_record, versions, write_record
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
@@ -33,6 +33,7 @@ from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import Meter, Show
 from symprune.jobs.preparation import (
+    Prepared,
     Tell,
     Tick,
     add_output,
@@ -114,12 +115,14 @@ def prune(
         computed = compute.pick(
             job.compute_dtype, _stored_dtype(job, origin, prepared.config), device
         )
-        facts = _facts(job, origin, prepared.revision, computed, texts.data, base, device)
+        facts = _facts(job, prepared, computed, texts, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
         opened = _open(job, origin, computed, device, work, tell)
-        files = _create_files(job, opened, base, work, progress)
+        if not isinstance(opened.shards, PackedShards):  # has checksums of its own
+            resume.watch_input(progress, opened.shards)
+        files = _create_files(job, opened, base, work, progress, tell)
         if owner:
             distributed.wait()
         blocks = StreamedBlocks(opened.streamed, files, progress, allocate)
@@ -190,11 +193,9 @@ def _open(
     folder = local_folder(origin)
     if folder is None:
         folder = work / "dense"
-        if not folder.is_dir() and distributed.rank() == 0:
+        if distributed.rank() == 0:
             tell(f"Loading {job.model}")
-            new = work / "dense.new"
-            load_model(origin, job.dtype).save_pretrained(new)
-            new.rename(folder)
+            make_dense_copy(origin, job.dtype, folder)
     shards = open_shards(folder)
     config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
     trusted = job.access.trust_remote_code
@@ -206,27 +207,21 @@ def _open(
 
 def _facts(
     job: Job,
-    origin: hub.Origin,
-    version: str | None,
+    prepared: Prepared,
     computed: torch.dtype,
-    data: Any,
+    texts: _Texts,
     base: MaskSet | None,
     device: torch.device,
 ) -> dict[str, Any]:
     """Everything the output depends on."""
-    folder = local_folder(origin)
-    names = weight_files(folder) if folder else [origin.gguf_file or "config.json"]
-    files = {}
-    for path in (Path(folder or origin.path) / name for name in names):
-        if path.is_file():
-            about = path.stat()
-            files[path.name] = f"{about.st_size} bytes, changed {about.st_mtime_ns}"
+    data, watched = texts.data, texts.watched
     return {
-        "model": files or str(origin),
-        "revision": version,
+        **fingerprint(prepared.origin, prepared.tokenizer),
+        "revision": prepared.revision,
         "trust_remote_code": job.access.trust_remote_code,
         "recipe": job.recipe.to_dict(),
         "calibration tokens": resume.digest(data) if isinstance(data, Tensor) else None,
+        "watched tokens": None if watched is None else resume.digest(watched),
         "masks": resume.digest(*(base.bits(name) for name in base)) if base else None,
         "report_error": job.report_error,
         "batch_size": job.batch_size,
@@ -239,7 +234,12 @@ def _facts(
 
 
 def _create_files(
-    job: Job, opened: _Opened, base: MaskSet | None, work: Path, progress: resume.Progress
+    job: Job,
+    opened: _Opened,
+    base: MaskSet | None,
+    work: Path,
+    progress: resume.Progress,
+    tell: Tell,
 ) -> OutputFiles | PackedFiles:
     """Plain files; packed ones where values are on a grid."""
     recipe, place = job.recipe, (opened.streamed, opened.shards, job.dtype == "auto")
@@ -252,11 +252,24 @@ def _create_files(
     walk.check_pattern(layout, recipe)
     if base is not None:
         base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
-    if distributed.rank() == 0 and not (progress.finished and files.is_there(progress.finished)):
+    if distributed.rank() == 0:
+        _take_up(job, files, progress, tell)
+    return files
+
+
+def _take_up(
+    job: Job, files: OutputFiles | PackedFiles, progress: resume.Progress, tell: Tell
+) -> None:
+    """Go on with what an earlier attempt wrote, as far as it is still that; else begin."""
+    finished = progress.finished
+    kept = files.take_up(finished, progress.written) if finished else 0
+    if kept < finished:
+        tell(f"Block {kept + 1} is not as it was written, so the run goes on from there.")
+        progress.go_back(kept)
+    if kept == 0:
         output_folder.check_room(job.folder, files.size)
         progress.restart()
         files.create()
-    return files
 
 
 @dataclass(frozen=True)
@@ -338,7 +351,9 @@ class _Ruler:
     tick: Tick
 
     def __str__(self) -> str:
-        return f"{self.job.held_out} {self.job.eval_windows} {self.texts.held_out is not None}"
+        ids = self.texts.held_out
+        text = None if ids is None else resume.digest(ids)
+        return f"{self.job.held_out} {self.job.eval_windows} {text}"
 
     def measure(self, pruned: Shards | None = None) -> dict[str, float] | None:
         ids = self.texts.held_out

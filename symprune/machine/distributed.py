@@ -75,6 +75,11 @@ def agree(answer: bool) -> bool:
     return told[0]
 
 
+def all_agree(answer: bool) -> bool:
+    """Whether all processes say yes, in all of them."""
+    return all(gather({rank(): float(answer)}).values())
+
+
 def wait() -> None:
     """Until all processes are here."""
     if size() > 1:

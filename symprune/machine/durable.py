@@ -4,6 +4,7 @@ and the change of names onto the disk as well. A reader finds the old content or
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from symprune.errors import SympruneError
+from symprune.validation import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +27,7 @@ def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    new = path.with_name(f".{path.name}.new")
+    new = new_name(path)
     new.unlink(missing_ok=True)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
@@ -36,6 +38,11 @@ def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
         new.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def new_name(path: Path) -> Path:
+    """What a file is called before it takes its place."""
+    return path.with_name(f".{path.name}.new")
 
 
 def write_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
@@ -56,12 +63,26 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     mode: int = 0o666,
 ) -> None:
-    """Replace a safetensors file."""
+    """Replace a safetensors file. The same tensors and metadata give the same bytes."""
     from safetensors.torch import save_file
 
     with replace_file(path, mode) as new:
         save_file(dict(tensors), new, metadata=None if metadata is None else dict(metadata))
+        if metadata:
+            _sort_metadata(new)
         new.chmod(new.stat().st_mode & mode)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put what a safetensors file says about itself in order: the library leaves it in any."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def check_file(path: Path | None, begins: bytes = b"") -> None:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from symprune.errors import SympruneError
@@ -55,7 +55,7 @@ def temporary(output: Path, kind: str) -> Iterator[Path]:
             (work / FOLDER).mkdir()
             yield work / FOLDER
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        remove(work)
 
 
 def remove_left_over(output: Path) -> None:
@@ -67,7 +67,7 @@ def remove_left_over(output: Path) -> None:
             moved = work / FOLDER
             if work.name.startswith(beginnings[1]) and moved.is_dir() and not output.exists():
                 moved.rename(output)
-            shutil.rmtree(work, ignore_errors=True)
+            remove(work)
 
 
 def clear(work: Path) -> None:
@@ -77,6 +77,15 @@ def clear(work: Path) -> None:
             shutil.rmtree(path)
         elif path.name != LOCK:
             path.unlink()
+
+
+def remove(work: Path) -> None:
+    """Remove a work folder as far as possible. The lock goes last: without it, what is left of a
+    folder would be anybody's, and refuse the next run."""
+    with suppress(OSError):
+        clear(work)
+        (work / LOCK).unlink(missing_ok=True)
+        work.rmdir()
 
 
 def swap(one: Path, other: Path) -> bool:

@@ -1,9 +1,13 @@
-"""Stop a run in the middle, as a user does with Ctrl-C."""
+"""Stop a run in the middle: as a user does with Ctrl-C, or as if its process had ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import pytest
+
+from symprune.checkpoint.streamed_blocks import StreamedBlocks
 
 
 def stop_at(block: int) -> Callable[[dict[str, Any]], None]:
@@ -14,3 +18,19 @@ def stop_at(block: int) -> Callable[[dict[str, Any]], None]:
             raise KeyboardInterrupt
 
     return show
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here, without a chance to tidy up."""
+
+
+def die_after(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs end when a block is finished."""
+    finish = StreamedBlocks.finish
+
+    def then_die(self: StreamedBlocks, index: int, *rest: Any) -> None:
+        finish(self, index, *rest)
+        if index == block:
+            raise Killed
+
+    monkeypatch.setattr(StreamedBlocks, "finish", then_die)

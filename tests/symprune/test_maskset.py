@@ -31,6 +31,16 @@ def test_masks_survive_the_disk_and_fit_another_checkpoint(tmp_path: Path, famil
         assert torch.equal(ours, theirs), name
 
 
+def test_the_same_masks_make_the_same_file(tmp_path: Path) -> None:
+    """Although safetensors writes what a file says of itself in any order."""
+    masks = pruned()[1]
+    files = set()
+    for _ in range(16):
+        masks.save(tmp_path)
+        files.add((tmp_path / "masks.safetensors").read_bytes())
+    assert len(files) == 1
+
+
 def test_masks_are_found_in_the_zeros_of_a_model() -> None:
     model, masks = pruned()
     found = MaskSet.of(model)

@@ -48,7 +48,7 @@ def test_force_replaces_and_without_it_nothing_is_touched(tmp_path: Path) -> Non
         output_folder.check_output(output, force=False)
     with output_folder.whole_folder(output) as work:
         (work / "new").touch()
-    assert [path.name for path in output.iterdir()] == ["new"]
+    assert sorted(path.name for path in output.iterdir()) == ["checksums.json", "new"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -20,21 +20,17 @@ import filling
 import killing
 import pytest
 import torch
+from stopping import Killed, die_after
 from transformers import AutoModelForCausalLM
 
 from symprune import Recipe
 from symprune.checkpoint import resume
 from symprune.checkpoint.output_files import OutputFiles
-from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 
 BLOCKS = 6
 RECIPE = Recipe(calibration=__file__, nsamples=4, seqlen=32)
-
-
-class Killed(BaseException):
-    """Stands for a process that ends here, without a chance to tidy up."""
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +59,6 @@ def job(dense: Path, output: Path) -> pruning.Job:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def die_after(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = StreamedBlocks.finish
-
-    def then_die(self: StreamedBlocks, index: int, *rest: object) -> None:
-        finish(self, index, *rest)  # type: ignore[arg-type]
-        if index == block:
-            raise Killed
-
-    monkeypatch.setattr(StreamedBlocks, "finish", then_die)
 
 
 @pytest.mark.parametrize("states_kept", [True, False])
@@ -198,12 +183,12 @@ def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
 ) -> None:
     write = OutputFiles.write_block
 
-    def full(self: OutputFiles, index: int, *rest: object) -> None:
+    def full(self: OutputFiles, index: int, *rest: object) -> dict[str, str]:
         if index == 2:
             monkeypatch.setattr(
                 "os.pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
             )
-        write(self, index, *rest)  # type: ignore[arg-type]
+        return write(self, index, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", os.pwrite)
@@ -270,8 +255,9 @@ def test_hidden_states_are_kept_less_often_when_that_takes_long(tmp_path: Path) 
     states._cost = 1e6
     assert not states.due()
     again = torch.empty_like(hidden)
-    states.restore(1, again)
+    assert states.restore(1, again)
     assert torch.equal(again, hidden)
-    states.path(1).write_bytes(b"short")
-    with pytest.raises(SympruneError, match="hidden-00001"):
-        states.restore(1, again)
+    whole = states.path(1).read_bytes()
+    for damaged in (b"short", whole[:-1], whole + b"x", b"x" + whole[1:]):
+        states.path(1).write_bytes(damaged)
+        assert not states.restore(1, again)

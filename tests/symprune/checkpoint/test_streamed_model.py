@@ -88,6 +88,7 @@ def test_types_names_and_files_are_kept(dtype: torch.dtype, tmp_path: Path) -> N
         assert {path.name for path in out.iterdir()} == files | {
             "symprune.json",
             "masks.safetensors",
+            "checksums.json",
         }
         before, after = tensors(dense), tensors(out)
         assert {n: v.dtype for n, v in before.items()} == {n: v.dtype for n, v in after.items()}
