@@ -31,7 +31,7 @@ from symprune.engine.bos import Bos
 from symprune.engine.tokens import draw_tokens, reads_text
 from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
-from symprune.jobs.meter import Meter, Show
+from symprune.jobs.meter import LOG, Meter, Show
 from symprune.jobs.preparation import (
     Tell,
     Tick,
@@ -100,7 +100,7 @@ def prune(
     Whatever can fail cheaply comes first: the settings, the texts, then the model.
     """
     memory.return_large_blocks()
-    durable.check_file(job.log, b"{")
+    durable.check_file(job.log, LOG)
     check_device_map(job.device_map)
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
