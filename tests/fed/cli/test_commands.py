@@ -135,6 +135,8 @@ algorithms:
         (("--algorithm", "gd", "--l2", "nan"), "l2 must be 0 or more"),
         (("--algorithm", "gd", "--clients-at-once", "0"), "clients_at_once must be above 0"),
         (("--algorithm", "gd", "--split", "class:99"), "10 classes, not 99"),
+        (("--algorithm", "gd", "--data", "digits:nowhere"), "takes no 'nowhere'"),
+        (("--algorithm", "gd", "--data", "libsvm:/dev/zero"), "neither a file nor a folder"),
         (("--algorithm", "gd", "--split", "blocks:99"), "10 blocks, not 99"),
         (("--algorithm", "gd", "--split", "dirichlet:inf"), "needs a positive argument"),
         (("--algorithm", "gd", "--set", "gamma=.nan"), "gamma of gd cannot be nan"),
