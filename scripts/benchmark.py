@@ -324,7 +324,7 @@ def add_rounded(self: GramSum, sample: Tensor) -> None:
 
 def exact_gram() -> None:
     """What exact Gram matrices cost a block of SmolLM2-135M's shape, and its whole pruning."""
-    model, tokens = llama(1, 576, 1536), torch.randint(0, 512, (16, 2048))
+    model, tokens = llama(1, 576, 1536), torch.randint(0, 512, (8, 2048))
     samples = [torch.randn(2048, width) for width in (576, 576, 576, 1536)]
     sums = [GramSum(sample.shape[1], "cpu") for sample in samples]
     exact = GramSum.add
@@ -339,7 +339,7 @@ def exact_gram() -> None:
         GramSum.add = exact  # type: ignore[method-assign]
 
     table = Table("one block, 2048 tokens a sample", "fp32", "exact", "ratio")
-    for name, job, repeat in (("Gram matrices", add_all, 25), ("balanced, 16 samples", prune, 5)):
+    for name, job, repeat in (("Gram matrices", add_all, 15), ("balanced, 8 samples", prune, 3)):
         rounded, ours = in_turns(
             lambda j=job: j(add_rounded), lambda j=job: j(exact), repeat=repeat
         )
