@@ -1,7 +1,7 @@
 """Speed and memory of the pruning engine, as ratios within one run.
 
     python scripts/benchmark.py [selection] [sampling] [statistics] [refinement] [frontier] [engine]
-                                [memory] [waits] [types]
+                                [memory] [waits] [types] [gram]
 
 Absolute times depend on the machine and on what else runs there; the ratios are what is promised.
 Every figure is the best of a few repetitions, the two sides of a ratio taken in turns; the whole
@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from symprune import criteria, masks
 from symprune.engine import forward, walk
 from symprune.engine.collect import distinct_inputs
+from symprune.gram import GramSum
 from symprune.machine import compute
 from symprune.masks import Pattern
 from symprune.models.layout import find_layout
@@ -200,8 +201,8 @@ def whole_engine() -> None:
         with forward.ready(model):
             activations = forward.embed(layout, tokens)
             for index, block in enumerate(layout.blocks):
-                for sample in range(len(activations)):
-                    activations.run(index, block, sample)
+                for samples in activations.batches():
+                    activations.run(index, block, samples)
                 if index + 1 < len(layout.blocks):
                     activations.advance(index, block)
 
@@ -315,6 +316,38 @@ def types() -> None:
     console.print(table)
 
 
+def add_rounded(self: GramSum, sample: Tensor) -> None:
+    """A Gram matrix summed in fp32, whose bits depend on the order."""
+    for start, end in self._stripes():
+        self.matrix[start:end, start:].addmm_(sample[:, start:end].T, sample[:, start:])
+
+
+def exact_gram() -> None:
+    """What exact Gram matrices cost a block of SmolLM2-135M's shape, and its whole pruning."""
+    model, tokens = llama(1, 576, 1536), torch.randint(0, 512, (8, 2048))
+    samples = [torch.randn(2048, width) for width in (576, 576, 576, 1536)]
+    sums = [GramSum(sample.shape[1], "cpu") for sample in samples]
+    exact = GramSum.add
+
+    def add_all(add: Callable[[GramSum, Tensor], None]) -> None:
+        for total, sample in zip(sums, samples, strict=True):
+            add(total, sample)
+
+    def prune(add: Callable[[GramSum, Tensor], None]) -> None:
+        GramSum.add = add  # type: ignore[method-assign]
+        walk.prune(model, tokens, Recipe.named("balanced"))
+        GramSum.add = exact  # type: ignore[method-assign]
+
+    table = Table("one block, 2048 tokens a sample", "fp32", "exact", "ratio")
+    for name, job, repeat in (("Gram matrices", add_all, 15), ("balanced, 8 samples", prune, 3)):
+        rounded, ours = in_turns(
+            lambda j=job: j(add_rounded), lambda j=job: j(exact), repeat=repeat
+        )
+        ratio = median(after / before for before, after in zip(rounded, ours, strict=True))
+        table.add_row(name, f"{median(rounded):.3f} s", f"{median(ours):.3f} s", f"{ratio:.3f}")
+    console.print(table)
+
+
 PARTS = {
     "selection": selection,
     "sampling": sampling,
@@ -325,6 +358,7 @@ PARTS = {
     "memory": memory,
     "waits": waits,
     "types": types,
+    "gram": exact_gram,
 }
 
 if __name__ == "__main__":

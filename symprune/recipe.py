@@ -25,6 +25,7 @@ BOS = ("auto", "always", "never")
 HEAD_VALUES = ("int8", "int4")
 MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
+LARGEST = 10**7  # bytes of a recipe or a grid
 SHIPPED = Path(__file__).parent / "recipes"
 
 
@@ -239,6 +240,10 @@ class Recipe:
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
     try:
+        if path.exists() and not path.is_file():
+            raise SympruneError(f"{what.capitalize()} {path} is not a file.")
+        if path.exists() and path.stat().st_size > LARGEST:
+            raise SympruneError(f"{what.capitalize()} {path} is larger than {LARGEST:,} bytes.")
         values = parse_yaml(path.read_text())
     except OSError as error:
         raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error

@@ -9,12 +9,11 @@ All are functions of sums over samples, so two partial results add up to the who
 summed in fp32; samples are added as pairs of fp64 numbers, a sum and what its roundings lost. Such
 a sum is exact while a channel's samples are within 20 orders of magnitude of each other, so neither
 their order nor how they were split over batches, processes or clients shows in a bit of the result.
-(The Gram matrix is the exception: it is added in fp32.) Knows tensors only.
+The Gram matrix is summed by `gram`, in another exact way. Knows tensors only.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.machine import durable, host
+from symprune.gram import GramSum
+from symprune.machine import host
 
 SQUARE = "square"
 MOMENTS = "moments"
@@ -31,8 +31,6 @@ GRAM = "gram"
 TOTAL, WITHIN = "total", "within"  # the sums `moments` are made of
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
-SENT = 2**24  # of a Gram matrix's numbers that are on the device at once while it is reduced
-STRIPE, MOST_STRIPES = 256, 8  # of channels, in which the symmetric half of a Gram is added up
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,7 @@ class ChannelStats:
         collect: Which statistics: `square` (for the norm), `moments` (mean and variance), `gram`.
         device: Where the sums are, and batches are expected.
         gram_device: Where the Gram matrix is: with the other sums (`auto`), `cpu` or `disk`.
+        gram_scale: What its parts agree on, see `GramSum`; if None, the first sample's.
     """
 
     def __init__(
@@ -92,6 +91,7 @@ class ChannelStats:
         *,
         device: torch.device | str = "cpu",
         gram_device: str = "auto",
+        gram_scale: Tensor | None = None,
     ) -> None:
         self.channels = channels
         self.device = torch.device(device)
@@ -105,8 +105,11 @@ class ChannelStats:
         names += [TOTAL, WITHIN] if MOMENTS in self.collect else []
         self.sums = {n: torch.zeros(channels, dtype=torch.float64, device=device) for n in names}
         self.rests = {n: torch.zeros_like(value) for n, value in self.sums.items()}
+        self._gram: GramSum | None = None
         if GRAM in self.collect:
-            self.sums[GRAM] = _square(channels, device if gram_device == "auto" else gram_device)
+            there = device if gram_device == "auto" else gram_device
+            self._gram = GramSum(channels, there, gram_scale)
+            self.sums[GRAM] = self._gram.matrix
 
     @torch.no_grad()
     def add(self, batch: Tensor) -> None:
@@ -127,24 +130,9 @@ class ChannelStats:
                 total, within = _moments(sample)
                 self._accumulate(TOTAL, [total])
                 self._accumulate(WITHIN, [within])
-        if GRAM in self.collect:
-            self._add_gram(x.reshape(-1, self.channels))
-
-    def _add_gram(self, x: Tensor) -> None:
-        """Only the blocks on and above the diagonal; `gram` mirrors them."""
-        gram = self.sums[GRAM]
-        for start, end in self._stripes():
-            part, block = gram[start:end, start:], x[:, start:end].T
-            if gram.device == x.device:
-                part.addmm_(block, x[:, start:])
-            else:
-                part += (block @ x[:, start:]).to(gram.device)
-
-    def _stripes(self) -> list[tuple[int, int]]:
-        width = -(-self.channels // max(1, min(MOST_STRIPES, self.channels // STRIPE)))
-        return [
-            (start, min(start + width, self.channels)) for start in range(0, self.channels, width)
-        ]
+        if self._gram is not None:
+            for sample in x:
+                self._gram.add(sample)
 
     def _accumulate(self, name: str, values: Iterable[Tensor]) -> None:
         for value in values:
@@ -159,8 +147,8 @@ class ChannelStats:
         self.tokens += other.tokens
         for name, rest in other.rests.items():
             self._accumulate(name, (other.sums[name], rest))
-        if GRAM in self.sums:
-            self.sums[GRAM] += other.sums[GRAM].to(self.sums[GRAM].device)
+        if self._gram is not None and other._gram is not None:
+            self._gram.merge(other._gram)
 
     def all_reduce(self) -> None:
         """Add up over all processes of the default group; nothing to do when there is none.
@@ -179,33 +167,24 @@ class ChannelStats:
             self.sums[name], self.rests[name] = torch.zeros_like(part)
             for each in parts:
                 self._accumulate(name, each)
-        if GRAM in self.sums:
-            self._all_reduce_gram()
-
-    def _all_reduce_gram(self) -> None:
-        """A matrix that is kept elsewhere visits the device in pieces."""
-        gram = self.sums[GRAM]
-        if gram.device == self.device:
-            dist.all_reduce(gram)
-            return
-        for rows in gram.split(max(1, SENT // self.channels)):
-            visiting = rows.to(self.device)
-            dist.all_reduce(visiting)
-            rows.copy_(visiting)
+        if self._gram is not None:
+            self._gram.all_reduce(self.device)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors: what a process or a client sends."""
         counts = torch.tensor([self.samples, self.tokens], dtype=torch.int64)
         rests = {f"{name}_rest": value for name, value in self.rests.items()}
-        return {"counts": counts, **self.sums, **rests}
+        gram = {} if self._gram is None else self._gram.state()
+        return {"counts": counts, **self.sums, **rests, **gram}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state()` gave."""
         self.samples, self.tokens = (int(count) for count in state["counts"])
-        for name, value in self.sums.items():
-            value.copy_(state[name])
-        for name, value in self.rests.items():
-            value.copy_(state[f"{name}_rest"])
+        for name, rest in self.rests.items():
+            self.sums[name].copy_(state[name])
+            rest.copy_(state[f"{name}_rest"])
+        if self._gram is not None:
+            self._gram.load(state)
 
     def _sum(self, name: str) -> Tensor:
         return self.sums[name] + self.rests[name]
@@ -227,13 +206,15 @@ class ChannelStats:
 
     @property
     def gram(self) -> Tensor:
-        """G = X^T X, fp32 and symmetric to the last bit, which a product alone need not be."""
-        gram = self.sums[GRAM]
-        for start, end in self._stripes():
-            square = gram[start:end, start:end]
-            square.copy_(square.triu() + square.triu(1).T)
-            gram[end:, start:end] = gram[start:end, end:].T
-        return gram
+        """G = X^T X, fp32 and symmetric to the last bit."""
+        if self._gram is None:
+            raise SympruneError("No Gram matrix was collected.")
+        return self._gram.whole()
+
+    @property
+    def gram_scale(self) -> Tensor | None:
+        """What other parts of this sum are to agree on; None before the first sample."""
+        return None if self._gram is None else self._gram.scale
 
     @property
     def noise(self) -> float:
@@ -274,19 +255,3 @@ def _moments(sample: Tensor) -> tuple[Tensor, Tensor]:
         rest += deviation.sum(0)
         squares += deviation.square_().sum(0)
     return total.double(), (squares - rest * rest / tokens).clamp(min=0).double()
-
-
-def _square(width: int, device: torch.device | str) -> Tensor:
-    """Zeros, fp32; on `disk` in a memory-mapped file that is gone when the tensor is."""
-    if device != "disk":
-        return torch.zeros(width, width, dtype=torch.float32, device=device)
-    size = 4 * width * width
-    try:
-        with tempfile.NamedTemporaryFile(prefix="symprune-gram-") as file:
-            durable.take_room(file.fileno(), size)
-            return torch.from_file(file.name, shared=True, size=width * width).view(width, width)
-    except OSError as error:
-        raise SympruneError(
-            f"A Gram matrix of {size / 1e9:.1f} GB cannot be kept in {tempfile.gettempdir()}: "
-            f"{error.strerror}; TMPDIR says where else."
-        ) from error

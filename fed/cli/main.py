@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +110,8 @@ def run(
     )
     console.out.print(_result_table(result, problem))
     if output is not None:
-        _write(output, result, problem)
+        with _writing(output):
+            _write(output, result, problem)
         console.say(f"History and model are in {output}.")
 
 
@@ -150,12 +153,13 @@ def compare(
         lines = [run_entry(problem, entry, setting, tell) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
-    durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
-    durable.write_text(output / "histories.json", json.dumps(_histories(lines)))
     from symprune.fed.compare.plots import plot
 
     picture = output / f"{plan.metric}-against-bytes.png"
-    plot(lines, plan.metric, problem.clients, picture, title=problem.name)
+    with _writing(output):
+        durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
+        durable.write_text(output / "histories.json", json.dumps(_histories(lines)))
+        plot(lines, plan.metric, problem.clients, picture, title=problem.name)
     console.say(f"Table, histories and {picture.name} are in {output}.")
 
 
@@ -205,6 +209,15 @@ def _make(folder: Path, first: str, *others: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SympruneError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A disk that is full, or will not be written to, in a sentence that names the folder."""
+    try:
+        yield
+    except Exception as error:
+        raise durable.explain(folder, error) from error
 
 
 def _write(folder: Path, result: Result, problem: Problem) -> None:

@@ -55,6 +55,8 @@ def load(spec: str) -> Dataset:
     name, _, place = spec.partition(":")
     if name not in LOADERS:
         raise SympruneError(f"Unknown data set {name!r}; choose from {', '.join(LOADERS)}.")
+    if place and name in WITHOUT_PLACE:
+        raise SympruneError(f"The data set {name} comes with scikit-learn and takes no {place!r}.")
     return LOADERS[name](place)
 
 
@@ -242,6 +244,8 @@ def _existing(place: str, what: str) -> Path:
     path = Path(place)
     if not place or not path.exists():
         raise SympruneError(f"The {what} {place!r} does not exist.")
+    if not path.is_file() and not path.is_dir():
+        raise SympruneError(f"The {what} {place!r} is neither a file nor a folder.")
     return path
 
 
@@ -257,6 +261,7 @@ def _tensor(a: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(a))
 
 
+WITHOUT_PLACE = ("digits", "breast-cancer")
 LOADERS: dict[str, Callable[[str], Dataset]] = {
     "digits": digits,
     "breast-cancer": breast_cancer,

@@ -52,7 +52,7 @@ def pack(
     check_links(folder, deep=True)
     if not (folder / CONFIG).is_file() or not shard_names(folder) or is_packed(folder):
         raise SympruneError(f"{folder} is not a folder with a plain model in safetensors files.")
-    output_folder.check_output(output, force, [folder])
+    _check_output(folder, output, force)
     check_listed(folder)
     source = Shards(folder)
     origin = hub.resolve(str(folder), hub.Access(trust_remote_code=trust_remote_code))
@@ -80,7 +80,7 @@ def unpack(
 ) -> dict[str, int]:
     """Restore the plain checkpoint a packed folder stands for: byte for byte what `pack` was given,
     or what pruning to a grid would have written."""
-    output_folder.check_output(output, force, [folder])
+    _check_output(folder, output, force)
     check_links(folder, deep=True)
     manifest, packed = Manifest.read(folder), open_shards(folder)
     assert isinstance(packed, PackedShards)
@@ -162,6 +162,12 @@ def _tell_mask(packed: PackedShards, parameter: str, shape: tuple[int, ...]) -> 
     if blob.packed_name(parameter) not in packed.stored:
         return masks.pack_bits(torch.ones(shape, dtype=torch.bool))
     return masks.pack_bits(blob.keep_mask(packed.packed(parameter)))
+
+
+def _check_output(folder: Path, output: Path, force: bool) -> None:
+    output_folder.check_output(output, force, [folder])
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise SympruneError(f"The output {output} lies in {folder}, which is copied as a whole.")
 
 
 def _copy_others(folder: Path, work: Path, but: set[str]) -> None:

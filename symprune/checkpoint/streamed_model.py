@@ -129,6 +129,18 @@ class StreamedModel:
         """The channels of the hidden states."""
         return int(self.model.get_input_embeddings().weight.shape[1])
 
+    @property
+    def block_size(self) -> int:
+        """Bytes of the largest block, in the type it is computed in."""
+        return max(
+            sum(p.numel() * p.element_size() for p in block.parameters())
+            for block in self.layout.blocks
+        )
+
+    def states_size(self, samples: int, seqlen: int) -> int:
+        """Bytes of the hidden states."""
+        return samples * seqlen * self.width * self.compute.itemsize
+
     def batch_size(self, seqlen: int) -> int:
         """How many samples should pass a block together."""
         return memory.batch_size(self.device, seqlen, self.width, self.compute)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from symprune import __version__
 from symprune.errors import SympruneError
 from symprune.machine import durable
 
@@ -36,7 +37,7 @@ Output = Annotated[
     typer.Option("--output", "-o", help="Output folder. [dim]\\[default: MODEL-METHOD-50][/dim]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
-JSON = b"{"
+JSON = b'{\n  "written_by": "symprune '  # how a result begins: no other file is replaced
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the result to this file, as JSON.")
 ]
@@ -390,6 +391,7 @@ def write_json(path: Path | None, record: dict[str, Any]) -> None:
     if path is None:
         return
     try:
-        durable.write_text(path, json.dumps(record, indent=2, default=str) + "\n")
+        signed = {"written_by": f"symprune {__version__}", **record}
+        durable.write_text(path, json.dumps(signed, indent=2, default=str) + "\n")
     except OSError as error:
         raise SympruneError(f"Cannot write {path}: {error.strerror}.") from error

@@ -32,7 +32,9 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each has a turn.")] = 5,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads for each model. [dim]\\[the physical cores][/dim]"),
+        typer.Option(
+            min=1, max=1024, help="Threads for each model. [dim]\\[the physical cores][/dim]"
+        ),
     ] = None,
     evaluate: Annotated[
         bool,

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.trace import Trace
+from symprune.machine import distributed
 from symprune.models.matrices import ROUTER_NAMES, Matrix
 from symprune.stats import SQUARE, ChannelStats, Needs, limit_tokens
 
@@ -57,11 +58,19 @@ class Collector(TorchFunctionMode):
         self.unknown: set[str] = set()
         self.separable = True  # whether samples that pass together can be told apart everywhere
         self._others = _other_factors(block, matrices) if block is not None else {}
+        self._gram_scales: dict[str, Tensor | None] | None = None
         self._fed: list[tuple[Tensor, ChannelStats]] = []
         self._trace = Trace()
 
     def next_sample(self) -> None:
         self._fed.clear()
+
+    def agree_on_scales(self) -> None:
+        """What Gram matrices are rounded by is the very first sample's, in every process; where
+        that one did not come by, they are not rounded."""
+        mine = {name: stats.gram_scale for name, stats in self.inputs.items()}
+        found = {name: None if scale is None else scale.cpu() for name, scale in mine.items()}
+        self._gram_scales = distributed.agree(found)
 
     def stop_tracing(self) -> None:
         """What picks experts is known after one sample."""
@@ -133,12 +142,7 @@ class Collector(TorchFunctionMode):
             if stats is None:
                 stats = next((s for tensor, s in self._fed if tensor is x), None)
                 if stats is None:
-                    stats = ChannelStats(
-                        x.shape[-1],
-                        self.needs.inputs,
-                        device=x.device,
-                        gram_device=self.gram_device,
-                    )
+                    stats = self._new_inputs(matrix.name, x)
                 self.inputs[matrix.name] = stats
             if all(s is not stats or tensor is not x for tensor, s in self._fed):
                 stats.add(self._limit(x))
@@ -148,6 +152,18 @@ class Collector(TorchFunctionMode):
                 out = ChannelStats(y.shape[-1], self.needs.outputs, device=y.device)
                 self.outputs[matrix.name] = out
             self.outputs[matrix.name].add(self._limit(y))
+
+    def _new_inputs(self, name: str, x: Tensor) -> ChannelStats:
+        channels, scale = x.shape[-1], None
+        if self.needs.gram and self._gram_scales is not None:
+            scale = self._gram_scales.get(name, torch.zeros(channels, dtype=torch.float64))
+        return ChannelStats(
+            channels,
+            self.needs.inputs,
+            device=x.device,
+            gram_device=self.gram_device,
+            gram_scale=scale,
+        )
 
     def _limit(self, x: Tensor) -> Tensor:
         """`[samples, tokens, channels]`, with no token longer than it may be."""
@@ -190,7 +206,8 @@ def collect(
     """Run a block over the samples, measuring what goes into and out of its matrices.
 
     With advance, its outputs become the hidden states: for a block that will stay as it is. The
-    first sample passes alone and shows whether samples that pass together could be told apart.
+    first sample passes alone and shows whether samples that pass together could be told apart;
+    where Gram matrices are summed, the other processes wait for the first one's.
     """
     collector = Collector(matrices, needs, gram_device, block)
 
@@ -203,7 +220,12 @@ def collect(
         tick(some[-1])
 
     samples = range(len(activations)) if samples is None else samples
-    if samples:
+    leads = distributed.rank() == 0 or not needs.gram
+    if samples and leads:
+        pass_through(samples[:1])
+    if needs.gram:
+        collector.agree_on_scales()
+    if samples and not leads:
         pass_through(samples[:1])
     collector.stop_tracing()
     others = samples[1:]

@@ -1,8 +1,7 @@
 """The statistics of a block, added up over all processes.
 
-So all of them score the same numbers and make the same masks. Per-channel sums are exact (`stats`),
-so their order does not show in a bit. The Gram matrix is summed in fp32, so masks refined and
-weights updated from it agree to rounding (1e-6), not in every bit.
+So all of them score the same numbers and make the same masks. Sums are exact (`stats`, `gram`), so
+their order does not show in a bit.
 """
 
 from __future__ import annotations

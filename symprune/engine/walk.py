@@ -28,6 +28,7 @@ from symprune.engine.reduce import reduce
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
 from symprune.engine.tokens import read_tokens
 from symprune.errors import HalfPrunedError, SympruneError
+from symprune.gram import memory_of
 from symprune.machine import distributed, host, memory
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout, device_of, find_layout
@@ -267,7 +268,7 @@ def _check_gram_memory(
 ) -> str:
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
     widths = distinct_inputs(activations, index, block, found)
-    needed = sum(4 * width * width for width in widths) * (1 if plan.held_out is None else 2)
+    needed = sum(map(memory_of, widths)) * (1 if plan.held_out is None else 2)
     where = "disk" if plan.gram_device == "disk" else "memory"
     device = device_of(block) if plan.gram_device == "auto" else torch.device("cpu")
     free = memory.free(device)

@@ -16,6 +16,7 @@ from symprune.jobs.measures import check_room
 from symprune.models import hub
 
 Write = Callable[[str], None]
+TEMPERATURES = (0.001, 1000.0)  # beyond these, chances are infinite or all alike
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,11 @@ class Request:
             raise SympruneError("The prompt is empty; give --prompt a text to continue.")
         if self.max_new_tokens < 1:
             raise SympruneError(f"--max-new-tokens must be 1 or more, not {self.max_new_tokens}.")
-        if not 0 <= self.temperature < float("inf"):
-            raise SympruneError(f"--temperature must be 0 or more, not {self.temperature}.")
+        coldest, hottest = TEMPERATURES
+        if self.temperature != 0 and not coldest <= self.temperature <= hottest:
+            raise SympruneError(
+                f"--temperature must be 0 or from {coldest} to {hottest:g}, not {self.temperature}."
+            )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from symprune.errors import SympruneError
 from symprune.machine import memory
 
+LOG = b'{"time": '  # how a log begins: no other file is added to
 Show = Callable[[dict[str, Any]], None]
 
 

@@ -31,7 +31,7 @@ from symprune.engine.bos import Bos
 from symprune.engine.tokens import draw_tokens, reads_text
 from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
-from symprune.jobs.meter import Meter, Show
+from symprune.jobs.meter import LOG, Meter, Show
 from symprune.jobs.preparation import (
     Prepared,
     Tell,
@@ -101,7 +101,7 @@ def prune(
     Whatever can fail cheaply comes first: the settings, the texts, then the model.
     """
     memory.return_large_blocks()
-    durable.check_file(job.log, b"{")
+    durable.check_file(job.log, LOG)
     check_device_map(job.device_map)
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
@@ -321,14 +321,9 @@ def _decide_bos(
 def _describe_memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
     """What type blocks are computed in, and what they and the hidden states take in it."""
     which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
-    block = max(
-        sum(p.numel() * p.element_size() for p in block.parameters())
-        for block in streamed.layout.blocks
-    )
-    said = f"Computing in {which}: {block / 1e6:,.1f} MB for a block"
+    said = f"Computing in {which}: {streamed.block_size / 1e6:,.1f} MB for a block"
     samples = sum(len(part) for part in (texts.data, texts.watched) if isinstance(part, Tensor))
-    width = streamed.model.get_input_embeddings().weight.shape[1]
-    states = samples // distributed.size() * seqlen * width * streamed.compute.itemsize
+    states = streamed.states_size(samples // distributed.size(), seqlen)
     return f"{said}, {states / 1e6:,.1f} MB for the hidden states" if samples else said
 
 

@@ -80,6 +80,9 @@ class Grid:
         for name, value in values.items():
             if str(known[name].type).startswith("list") and not isinstance(value, list):
                 raise SympruneError(f"{name} of a grid is a list, not {value!r}.")
+        windows = values.get("eval_windows")
+        if windows is not None and not (type(windows) is int and windows > 0):
+            raise SympruneError(f"eval_windows must be a whole number above 0, not {windows!r}.")
         return cls(**values)
 
     def recipes(self) -> list[Recipe]:
@@ -121,6 +124,8 @@ class Grid:
                     bos=self.bos,
                 )
                 unique.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), recipe)
+        if not unique:
+            raise SympruneError("A list of the grid is empty, so there is nothing to combine.")
         return list(unique.values())
 
     def _params(self, method: str, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

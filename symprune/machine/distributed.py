@@ -6,12 +6,15 @@ Every process walks the same blocks over its own samples; `engine.reduce` adds u
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from symprune.errors import SympruneError
+
+Answer = TypeVar("Answer")
 
 
 def start(device: torch.device) -> torch.device:
@@ -66,7 +69,7 @@ def share(tokens: Tensor, every: bool = True) -> Tensor:
     return torch.tensor_split(tokens, size())[rank()]
 
 
-def agree(answer: bool) -> bool:
+def agree(answer: Answer) -> Answer:
     """The first process's answer, in all of them."""
     if size() == 1:
         return answer

@@ -14,7 +14,7 @@ import torch
 
 from symprune.errors import SympruneError
 from symprune.machine import compute
-from symprune.machine.foreign_files import check_links
+from symprune.machine.foreign_files import LONGEST_NAME, check_links
 from symprune.models.support import auto_class, check_sizes, check_supported
 from symprune.validation import parse_json
 
@@ -86,6 +86,8 @@ class Origin:
 def resolve(name: str, access: Access | None = None) -> Origin:
     """What a user's MODEL means; a sentence when a path is meant but is not a model."""
     access = access or Access()
+    if any(len(part.encode(errors="replace")) > LONGEST_NAME for part in name.split("/")):
+        raise SympruneError(f"No model has a name as long as {name[:40]!r}...")
     path = Path(name).expanduser()
     if access.revision is not None and path.exists():
         raise SympruneError(f"--revision names a version on the hub; {name} is on this machine.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, options_of
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
+from symprune.machine import durable
 
 runner = CliRunner()
 
@@ -38,6 +41,18 @@ def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> No
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4, 5]
     weight = load_file(tmp_path / "model.safetensors")["weight"]
     assert weight.shape == (10, 65) and int((weight != 0).sum()) == 65
+
+
+def test_a_full_disk_names_the_folder_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "write_text", fill)
+    command = ("run", "--algorithm", "gd", "--rounds", "1", "--clients", "2", "--quiet")
+    with pytest.raises(SympruneError, match=rf"The disk is full: {tmp_path} was not written"):
+        invoke(*command, "--output", str(tmp_path))
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -135,6 +150,8 @@ algorithms:
         (("--algorithm", "gd", "--l2", "nan"), "l2 must be 0 or more"),
         (("--algorithm", "gd", "--clients-at-once", "0"), "clients_at_once must be above 0"),
         (("--algorithm", "gd", "--split", "class:99"), "10 classes, not 99"),
+        (("--algorithm", "gd", "--data", "digits:nowhere"), "takes no 'nowhere'"),
+        (("--algorithm", "gd", "--data", "libsvm:/dev/zero"), "neither a file nor a folder"),
         (("--algorithm", "gd", "--split", "blocks:99"), "10 blocks, not 99"),
         (("--algorithm", "gd", "--split", "dirichlet:inf"), "needs a positive argument"),
         (("--algorithm", "gd", "--set", "gamma=.nan"), "gamma of gd cannot be nan"),

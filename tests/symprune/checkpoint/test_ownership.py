@@ -302,3 +302,13 @@ def test_a_kill_right_after_the_swap_refuses_no_later_run(
     symprune(*command)
     assert contents(output) == contents(pruned)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_packed_or_unpacked_does_not_go_into_itself(pruned: Path, tmp_path: Path) -> None:
+    mine, packed = copy(pruned, tmp_path / "mine"), tmp_path / "packed"
+    symprune("pack", mine, packed)
+    for command, folder in (("pack", mine), ("unpack", packed)):
+        before = contents(folder)
+        with pytest.raises(SympruneError, match=r"lies in .*, which is copied as a whole"):
+            symprune(command, folder, folder / "inside")
+        assert contents(folder) == before and not any(p.is_dir() for p in folder.iterdir())

@@ -98,6 +98,10 @@ BAD_OPTIONS = [
     (["--json", "."], "Cannot write .: it is not a file"),
     (["--json", "nowhere/x.json"], "Cannot write nowhere/x.json"),
     (["--json", "notes.txt"], "Cannot write notes.txt: it holds something else"),
+    (["--json", "config.json"], "Cannot write config.json: it holds something else"),
+    (["--log", "config.json"], "Cannot write config.json: it holds something else"),
+    (["--recipe", "/dev/zero"], "Recipe /dev/zero is not a file"),
+    (["--recipe", "huge.yaml"], "Recipe huge.yaml is larger than 10,000,000 bytes"),
     (["--log", "."], "Cannot write .: it is not a file"),
     (["--log", "nowhere/x.log"], "Cannot write nowhere/x.log"),
     (["--log", "notes.txt"], "Cannot write notes.txt: it holds something else"),
@@ -118,14 +122,29 @@ def test_what_can_be_checked_before_the_work_is(
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("precious")
     Path("short.txt").write_text("if x")
+    config = (tiny_folder / "config.json").read_text()
+    Path("config.json").write_text(config)
+    with Path("huge.yaml").open("wb") as file:
+        file.truncate(10**7 + 1)
 
     def begin(*_: object) -> None:
         pytest.fail("The work has begun.")
 
     monkeypatch.setattr(StreamedBlocks, "begin", begin)
     refuse("prune", "--model", tiny_folder, "-o", "out", *SMALL, *options, said=said)
-    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "short.txt"}
+    there = {"notes.txt", "short.txt", "config.json", "huge.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == there
     assert Path("notes.txt").read_text() == "precious"
+    assert Path("config.json").read_text() == config
+
+
+def test_a_result_and_a_log_are_written_again(tiny_folder: Path, tmp_path: Path) -> None:
+    targets = ["--json", tmp_path / "result.json", "--log", tmp_path / "log.jsonl"]
+    command = ["prune", "--model", tiny_folder, "-o", tmp_path / "out", "--no-eval", *SMALL]
+    for _ in range(2):
+        arguments = [str(part) for part in (*command, "--force", *targets)]
+        CliRunner().invoke(main.app, arguments, catch_exceptions=False)
+    assert json.loads((tmp_path / "result.json").read_text())["written_by"].startswith("symprune ")
 
 
 def test_masks_of_another_model_are_refused(tiny_folder: Path, tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ def test_seeds_are_shown_as_mean_and_deviation(loaded: tuple[Any, Any], tmp_path
         ({"methods": "ria"}, "methods of a grid is a list"),
         ({"methods": ["rai"]}, "did you mean ri"),
         ({"sparsities": [2]}, "outside"),
+        ({"methods": []}, "list of the grid is empty"),
+        ({"seeds": []}, "list of the grid is empty"),
+        ({"eval_windows": 0}, "eval_windows must be a whole number above 0, not 0"),
+        ({"eval_windows": -1}, "eval_windows must be a whole number above 0, not -1"),
+        ({"eval_windows": True}, "eval_windows must be a whole number above 0, not True"),
     ],
 )
 def test_a_bad_grid_says_what_is_wrong(values: dict[str, Any], said: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import families
 import pytest
+import several_processes
 import torch
 
 from symprune import Recipe
@@ -46,6 +47,13 @@ def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def assert_same_files(one: Path, other: Path) -> None:
+    names = sorted(path.name for path in one.iterdir())
+    assert sorted(path.name for path in other.iterdir()) == names
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
 ON_A_GRID = {"values": {"name": "int4", "solve": "nearest"}, "values_head": "int8"}
 
 
@@ -71,10 +79,7 @@ def test_two_processes_make_the_files_of_one(
         str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", True, __file__, 3
     )
     pruning.prune(one)
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == names
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert_same_files(tmp_path / "one", tmp_path / "two")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["of"] for line in lines if line["stage"] == "collect"} == {3}
 
@@ -93,12 +98,30 @@ def test_two_processes_watch_one_held_out_sample_and_share_the_look_at_the_dense
     )
     one = pruning.Job(str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", False)
     pruning.prune(one)
-    records = [
-        json.loads((tmp_path / name / "symprune.json").read_text()) for name in ("one", "two")
-    ]
-    for ours, theirs in zip(*(record["layers"] for record in records), strict=True):
-        assert ours["removed"] == theirs["removed"]
-        assert theirs["held_out_error"] == pytest.approx(ours["held_out_error"], rel=1e-3)
+    assert_same_files(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize(("family", "count"), [("smollm", 3), ("mixtral", 2)])
+def test_processes_make_the_files_of_one_where_gram_matrices_decide(
+    family: str, count: int, tmp_path: Path
+) -> None:
+    """To the byte: their sums are exact as well."""
+    dense = tmp_path / "dense"
+    families.model(family).save_pretrained(dense)
+    families.tokenizer().save_pretrained(dense)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count),
+        "--master_port", str(free_port()), several_processes.__file__, str(dense), __file__,
+        str(tmp_path / "several"), *several_processes.WAYS,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name in several_processes.WAYS:
+        several_processes.prune(dense, __file__, tmp_path / "one", name)
+        assert_same_files(tmp_path / "one" / name, tmp_path / "several" / name)
+    torch.set_num_threads(threads)
 
 
 def test_more_processes_than_samples_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

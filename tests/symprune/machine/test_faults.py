@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from symprune import stats
+from symprune import gram
 from symprune.checkpoint import tensor_files
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.tensor_files import Shards
@@ -105,12 +105,12 @@ def test_room_for_hidden_states_and_gram_matrices_is_taken_before_it_is_used(
     allocate = offload.allocate_in(tmp_path)
     held = allocate((4, 1024), torch.float32, torch.device("cpu"))
     held.fill_(1)
-    assert held.sum() == 4096 and stats._square(64, "disk").sum() == 0
+    assert held.sum() == 4096 and gram._square(64, "disk").sum() == 0
     monkeypatch.setattr(os, "posix_fallocate", fill)
     with pytest.raises(SympruneError, match=r"hidden states cannot be kept in .*No space left"):
         allocate((4, 1024), torch.float32, torch.device("cpu"))
     with pytest.raises(SympruneError, match=r"Gram matrix .* cannot be kept in .*No space left"):
-        stats._square(64, "disk")
+        gram._square(64, "disk")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

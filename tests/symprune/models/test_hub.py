@@ -13,6 +13,11 @@ from symprune.errors import SympruneError
 from symprune.models import hub
 
 
+def test_a_name_no_file_system_has_room_for_is_a_sentence() -> None:
+    with pytest.raises(SympruneError, match="No model has a name as long as 'someone/xxx"):
+        hub.resolve("someone/" + "x" * 5000)
+
+
 def test_names_folders_and_files_resolve(tiny_folder: Path, tmp_path: Path) -> None:
     assert hub.resolve("llama2-7b").path == "meta-llama/Llama-2-7b-hf"
     assert hub.resolve("LLAMA2-7B").path == "meta-llama/Llama-2-7b-hf"

@@ -133,7 +133,8 @@ def test_a_device_finds_what_the_cpu_finds(pattern: Pattern | None) -> None:
     expected = rounding.find(weight, keep, weight * keep, stats, pattern)
     with PretendDevice() as device:
         there = ChannelStats(72, [GRAM], device=DEVICE)
-        there.sums[GRAM], there.tokens = stats.gram.to(DEVICE), stats.tokens
+        there.sums[GRAM].copy_(stats.gram)
+        there.tokens = stats.tokens
         placed, mask = weight.to(DEVICE), keep.to(DEVICE)
         device.waits.clear()
         found = rounding.find(placed, mask, placed * mask, there, pattern)

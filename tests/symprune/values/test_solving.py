@@ -176,7 +176,7 @@ def test_a_device_finds_what_the_cpu_finds_and_hardly_waits(
     expected = VALUES[name](solve=solve)(weight, kept, None, stats)
     with PretendDevice() as device:
         there = ChannelStats(70, [GRAM], device=DEVICE)
-        there.sums[GRAM] = stats.gram.to(DEVICE)
+        there.sums[GRAM].copy_(stats.gram)
         there.tokens = stats.tokens
         mask = None if kept is None else kept.to(DEVICE)
         placed = weight.to(DEVICE)
