@@ -50,8 +50,7 @@ class StreamedBlocks(Blocks):
         report.seconds.update(done.seconds)
         if tokens is None or done.finished == len(self):
             return done.finished, None
-        with self.streamed.around():
-            activations = forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
+        activations = self.embed(tokens, tick)
         if done.hidden:
             self.states.restore(done.hidden, activations.hidden)
         written = self.files.open_written()
@@ -59,6 +58,10 @@ class StreamedBlocks(Blocks):
             with self.streamed.block(index, written) as block:
                 activations.advance(index, block)
         return done.finished, activations
+
+    def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
+        with self.streamed.around():
+            return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

@@ -42,6 +42,7 @@ STAGES = {
     "embed": "embedding",
     "collect": "measuring",
     "mask": "masking",
+    "reconstruct": "reconstructing",
     "advance": "passing on",
     "allocate": "looking at the dense model",
 }

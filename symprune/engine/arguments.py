@@ -9,6 +9,7 @@ earlier ones fill and later ones read: every sample has a mapping of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -120,11 +121,14 @@ class Arguments:
         return pick(self._blocks[block])  # type: ignore[no-any-return]
 
     def only(self, samples: range) -> Arguments:
-        """The arguments of some samples, as if there were no others."""
+        """The arguments of some samples, as if there were no others. What blocks write to is copied:
+        nobody else sees what they leave there."""
         part = Arguments(self._blocks, len(samples), self._allocate)
-        part._kept = {
-            place: kept[samples.start : samples.stop] for place, kept in self._kept.items()
-        }
+        for place, kept in self._kept.items():
+            some = kept[samples.start : samples.stop]
+            if isinstance(some, list):
+                some = [copy(each) if isinstance(each, MutableMapping) else each for each in some]
+            part._kept[place] = some
         return part
 
 

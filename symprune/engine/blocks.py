@@ -63,13 +63,23 @@ class Blocks:
 
         Blocks before the first were finished by an earlier run; what it did is put into `report`.
         """
-        if tokens is None:
-            return 0, None
+        return 0, None if tokens is None else self.embed(tokens, tick)
+
+    def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
+        """The hidden states in front of the first block."""
         if self.embedded is not None:
             activations = self.embedded.only(range(len(tokens)))
             activations.hidden = activations.hidden.clone()
-            return 0, activations
-        return 0, forward.embed(self.layout, tokens, tick, at_once=self.at_once)
+            return activations
+        return forward.embed(self.layout, tokens, tick, at_once=self.at_once)
+
+    def pass_dense(self, tokens: Tensor, first: int) -> forward.Activations:
+        """The dense model's hidden states in front of block `first`, where a run goes on."""
+        activations = self.embed(tokens)
+        for index in range(first):
+            with self.block(index) as block:
+                activations.advance(index, block)
+        return activations
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

@@ -21,10 +21,16 @@ from symprune import masks
 from symprune.engine import decide, forward
 from symprune.engine.allocation import divide_budget
 from symprune.engine.blocks import Blocks, PrunedBlock
-from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
-from symprune.engine.reduce import reduce
+from symprune.engine.reconstruct import (
+    Reconstruction,
+    add_figures,
+    check_processes,
+    summary,
+)
+from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
 from symprune.engine.tokens import read_tokens
 from symprune.errors import HalfPrunedError, SympruneError
@@ -34,7 +40,7 @@ from symprune.models.layout import Layout, device_of, find_layout
 from symprune.models.matrices import Matrix, kind_of
 from symprune.models.support import check_supported
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, ChannelStats, Needs
+from symprune.stats import ChannelStats, Needs
 from symprune.validation import check_choice
 from symprune.values.grid import OnGrid, fetch
 from symprune.values.scales import round_to_grid
@@ -104,6 +110,7 @@ def prune(
     layout = find_layout(model) if blocks is None else blocks.layout
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)
+    check_processes(recipe)
     if base is not None:
         _check_can_start_from_masks(recipe, base, layout)
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
@@ -123,7 +130,7 @@ def prune(
                     "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
                 )
             plan = replace(plan, removed=counts)
-        if needs.gram and held_out is not None:
+        if held_out is not None and (needs.gram or recipe.reconstruction is not None):
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
@@ -132,6 +139,7 @@ def prune(
         if recipe.head_grid is not None and blocks.in_memory:
             report.values |= round_head(model, recipe.head_grid)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
+    report.notes += summary(report.layers)
     report.peak_memory = memory.peak()
     return report
 
@@ -182,19 +190,31 @@ def _walk(
         return lambda done: watch(stage, index, count, done, samples, "")
 
     with _time(report, "embed"):
-        begin = tokens if plan.needs else None
+        begin = tokens if plan.needs or plan.recipe.reconstruction else None
         first, activations = blocks.begin(begin, report, ticker("embed", 0))
+        rebuilt = None
+        if plan.recipe.reconstruction is not None and activations is not None:
+            dense = blocks.pass_dense(tokens, first)
+            rebuilt = Reconstruction(dense, plan.recipe, plan.held_out)
 
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""
         found = layout.matrices(index)
         measured = watched = Collector()
-        if activations is not None:
+        if activations is not None and plan.needs:
+            settings = (activations, index, block, found)
             with _time(report, "collect"):
                 if plan.needs.gram and index == first:
-                    tell(_check_gram_memory(activations, index, block, found, plan))
-                tick = ticker("collect", index)
-                measured, watched = _collect(activations, index, block, found, plan, tick)
+                    tell(check_gram_memory(*settings, plan.held_out, plan.gram_device))
+                measured, watched = measure(
+                    *settings, plan.needs, plan.held_out, plan.gram_device, ticker("collect", index)
+                )
+        if rebuilt is not None and activations is not None:
+            with _time(report, "reconstruct"):
+                if index == first:
+                    tell(rebuilt.check_memory(index, block, activations))
+                rebuilt.pass_dense(index, block)
+        before = len(report.layers)
         with _time(report, "mask"):
             pruned = prune_block(
                 found,
@@ -204,6 +224,13 @@ def _walk(
                 watched,
                 lambda n: watch("mask", index, count, n, len(found), found[n].name),
             )
+        if rebuilt is not None and activations is not None:
+            with _time(report, "reconstruct"):
+                fitted = rebuilt.fit(
+                    index, block, found, pruned, activations, report.layers[before:], plan.stored,
+                    lambda n: watch("reconstruct", index, count, n, rebuilt.steps, ""),
+                )  # fmt: skip
+                add_figures(report, before, fitted)
         if activations is not None and index + 1 < count:
             with _time(report, "advance"):
                 activations.advance(index, block, ticker("advance", index))
@@ -233,51 +260,6 @@ def _say_how_much_is_pruned(layout: Layout, report: Report) -> Iterator[None]:
             f"{error} {blocks} of {count} blocks of the model in memory are already pruned; load "
             "it again."
         ) from error
-
-
-def _collect(
-    activations: forward.Activations,
-    index: int,
-    block: nn.Module,
-    found: list[Matrix],
-    plan: WalkPlan,
-    tick: forward.Tick,
-) -> tuple[Collector, Collector]:
-    """The statistics of a block on all processes' calibration samples and, where somebody watches,
-    on the held-out ones."""
-    settings, held_out = (activations, index, block, found), plan.held_out
-    calibrating = len(activations) - (held_out or 0)
-    measured = collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
-    reduce(measured)
-    watched = Collector()
-    if held_out is not None:
-        watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
-        others = range(calibrating, len(activations))
-        watched = collect(*settings, watching, tick, others, plan.gram_device)
-        reduce(watched)
-    return measured, watched
-
-
-def _check_gram_memory(
-    activations: forward.Activations,
-    index: int,
-    block: nn.Module,
-    found: list[Matrix],
-    plan: WalkPlan,
-) -> str:
-    """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
-    widths = distinct_inputs(activations, index, block, found)
-    needed = sum(4 * width * width for width in widths) * (1 if plan.held_out is None else 2)
-    where = "disk" if plan.gram_device == "disk" else "memory"
-    device = device_of(block) if plan.gram_device == "auto" else torch.device("cpu")
-    free = memory.free(device)
-    if where == "memory" and needed > free:
-        elsewhere = "disk" if device.type == "cpu" else "cpu or disk"
-        raise SympruneError(
-            f"The Gram matrices of a block need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-            f"free; pass --gram-device {elsewhere}."
-        )
-    return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
 
 
 def prune_block(
