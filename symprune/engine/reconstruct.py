@@ -206,5 +206,3 @@ def summary(layers: list[LayerReport]) -> list[str]:
         f"Reconstruction lowered the error of {better} of {len(blocks)} blocks on held-out tokens, "
         f"in the median by {100 * gain:.0f} %."
     ]
-
-

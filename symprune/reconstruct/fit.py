@@ -39,7 +39,7 @@ class BlockReconstruction:
 
     name: ClassVar[str] = "block"
     epochs: int = 4
-    rate: float = 0.005
+    rate: float = 0.01
     scale_rate: float = 0.001
     batch: int = 1
     inputs: str = "pruned"
