@@ -121,8 +121,8 @@ class Arguments:
         return pick(self._blocks[block])  # type: ignore[no-any-return]
 
     def only(self, samples: range) -> Arguments:
-        """The arguments of some samples, as if there were no others. What blocks write to is copied:
-        nobody else sees what they leave there."""
+        """The arguments of some samples, as if there were no others. What blocks write to is a
+        copy: nobody else sees what they leave there."""
         part = Arguments(self._blocks, len(samples), self._allocate)
         for place, kept in self._kept.items():
             some = kept[samples.start : samples.stop]

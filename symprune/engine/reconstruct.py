@@ -27,6 +27,7 @@ from symprune.reconstruct.weights import GridWeights, MaskedWeights, Weights
 from symprune.values.grid import fetch
 
 COPIES = 5  # of a weight in fp32: itself, its gradient, Adam's two moments, the best so far
+ROUNDED = 3  # more of one on a grid: as it is rounded, its gradient there, and how far it was moved
 BEFORE, AFTER = "block_error_base", "block_error"
 
 
@@ -45,10 +46,15 @@ class Reconstruction:
     samples does.
     """
 
-    def __init__(self, dense: Activations, recipe: Recipe, watching: int | None) -> None:
+    def __init__(
+        self, dense: Activations, recipe: Recipe, watching: int | None, prefix: str
+    ) -> None:
+        """prefix: the name of the list that holds the blocks."""
         assert recipe.reconstruction is not None
         self.options: BlockReconstruction = recipe.reconstruction
         self.seed = recipe.seed
+        self.copies = COPIES + (ROUNDED if recipe.rounding is not None else 0)
+        self.prefix = prefix
         self.dense = dense
         count = len(dense)
         self.watching = watching or max(1, count // 8)
@@ -97,10 +103,13 @@ class Reconstruction:
         layers: list[LayerReport],
         stored: torch.dtype | None,
         tick: Tick = lambda _: None,
-    ) -> Fitted:
-        """Train the block's kept weights, put the best into it and its values into `pruned`."""
-        prefix = _prefix_of(block, found)
+    ) -> Fitted | None:
+        """Train the block's kept weights, put the best into it and its values into `pruned`. None
+        where everything in it was left as it was."""
+        prefix = f"{self.prefix}.{index}."
         trained = self._take(found, pruned, layers, stored, prefix)
+        if not trained:
+            return None
         problem = self._problem(index, block, activations)
         count = len(self.dense) - self.watching
         fitted = fit(
@@ -154,20 +163,23 @@ class Reconstruction:
 
     def check_memory(self, index: int, block: nn.Module, activations: Activations) -> str:
         """What a block's training takes, as a sentence; an error when it is too much."""
-        problem, kept = self._problem(index, block, activations), 0
+        problem, kept = self._problem(index, block, activations), dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
-            nonlocal kept
-            kept += tensor.numel() * tensor.element_size()
+            """Several steps may keep one tensor."""
+            size = tensor.numel() * tensor.element_size()
+            kept[tensor.data_ptr()] = max(size, kept.get(tensor.data_ptr(), 0))
             return tensor
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             weights = {name: p.detach().requires_grad_() for name, p in block.named_parameters()}
-            problem.run(weights, 0)
-        weights_size = COPIES * 4 * sum(p.numel() for p in block.parameters())
+            output = problem.run(weights, 0)
+        back = sum(kept.values()) - sum(kept.get(p.data_ptr(), 0) for p in weights.values())
+        del output  # until here nothing that is kept could make room for something else
+        weights_size = self.copies * 4 * sum(p.numel() for p in block.parameters())
         states = self.dense.hidden.numel() * self.dense.hidden.element_size()
         states *= 2 if self.options.inputs == "dense" else 1
-        needed, free = weights_size + kept, memory.free(device_of(block))
+        needed, free = weights_size + back, memory.free(device_of(block))
         if needed > free:
             raise SympruneError(
                 f"Training a block needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
@@ -175,20 +187,15 @@ class Reconstruction:
             )
         return (
             f"Reconstruction: {weights_size / 1e6:,.0f} MB for a block's weights in training, "
-            f"{kept / 1e6:,.0f} MB for the way back of a window, {states / 1e6:,.0f} MB for the "
+            f"{back / 1e6:,.0f} MB for the way back of a window, {states / 1e6:,.0f} MB for the "
             "dense model's hidden states"
         )
 
 
-def _prefix_of(block: nn.Module, found: list[Matrix]) -> str:
-    """What the names of a block's parameters begin with, up to the dot in front of theirs."""
-    names = {id(parameter): name for name, parameter in block.named_parameters()}
-    matrix = found[0]
-    return matrix.parameter_name.removesuffix(names[id(matrix.parameter)])
-
-
-def add_figures(report: Report, first: int, fitted: Fitted) -> None:
+def add_figures(report: Report, first: int, fitted: Fitted | None) -> None:
     """The error of a block goes to each of its matrices, from the one numbered `first` on."""
+    if fitted is None:
+        return
     figures = {BEFORE: fitted.before**0.5, AFTER: fitted.after**0.5}
     for number in range(first, len(report.layers)):
         layer = report.layers[number]

@@ -96,7 +96,7 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: s
         if not any(name in agreed for name in group[0]):
             agreed |= dict.fromkeys(group[0], group)
     done: set[str] = set()
-    for names, channels, collect in agreed.values():
+    for names, channels, wanted in agreed.values():
         if names[0] in done:
             continue
         done.update(names)
@@ -104,7 +104,7 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: s
         stats = (
             met[0]
             if met
-            else ChannelStats(channels, collect, device=device, gram_device=gram_device)
+            else ChannelStats(channels, wanted, device=device, gram_device=gram_device)
         )
         stats.all_reduce()
         table |= dict.fromkeys(names, stats)

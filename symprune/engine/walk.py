@@ -195,7 +195,7 @@ def _walk(
         rebuilt = None
         if plan.recipe.reconstruction is not None and activations is not None:
             dense = blocks.pass_dense(tokens, first)
-            rebuilt = Reconstruction(dense, plan.recipe, plan.held_out)
+            rebuilt = Reconstruction(dense, plan.recipe, plan.held_out, layout.prefix)
 
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""

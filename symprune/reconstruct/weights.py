@@ -1,4 +1,4 @@
-"""What a reconstruction trains: the kept weights of a parameter, in fp32 whatever it is computed in.
+"""What a reconstruction trains: the kept weights of a parameter, in fp32 whatever its type is.
 
 `MaskedWeights` are trained as they are. `GridWeights` are seen by the block as rounded to their
 grid; gradients pass the rounding as if nothing had been rounded (straight-through), and those of a
@@ -72,6 +72,7 @@ class GridWeights:
         self.type, self.shape = weight.dtype, weight.shape
         self.transposed, self.names = transposed, list(values)
         self.grid = next(iter(values.values())).grid
+        self.ends = tuple(self.grid.nearest(torch.tensor([-FAR, FAR])).tolist())
         self.keep = self._rows(keep).to(weight.device)
         self.leaf = self._rows(weight.detach()).float().clone().requires_grad_()
         scales = torch.cat([value.scales for value in values.values()])
@@ -86,7 +87,7 @@ class GridWeights:
         return found
 
     def made(self) -> Tensor:
-        rounded: Tensor = _Round.apply(self.leaf, self.scales, self.keep, self.grid)  # type: ignore[no-untyped-call]
+        rounded: Tensor = _Round.apply(self.leaf, self.scales, self.keep, self.grid, self.ends)  # type: ignore[no-untyped-call]
         return self._laid_out(rounded).to(self.type)
 
     def mask_gradient(self) -> None:
@@ -126,12 +127,18 @@ class _Round(torch.autograd.Function):
     """scale x nearest level under a mask, with LSQ's gradients."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, scales: Tensor, keep: Tensor, grid: Grid) -> Tensor:
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        scales: Tensor,
+        keep: Tensor,
+        grid: Grid,
+        ends: tuple[float, float],
+    ) -> Tensor:
         each = spread(_as_stored(scales), weight.shape[1])
         ratio = weight * inverse(each)
         level = grid.nearest(ratio)
-        lowest, highest = grid.nearest(ratio.new_tensor([-FAR, FAR]))
-        inside = (ratio >= lowest) & (ratio <= highest)
+        inside = (ratio >= ends[0]) & (ratio <= ends[1])
         ctx.save_for_backward(level - ratio * inside, inside & keep, keep)
         return (level * each).masked_fill_(~keep, 0)
 
@@ -140,7 +147,7 @@ class _Round(torch.autograd.Function):
         by_scale, free, keep = ctx.saved_tensors
         gradient = gradients[0]
         of_scales = in_groups(by_scale.mul(gradient).mul_(keep)).sum(-1)
-        return gradient * free, of_scales, None, None
+        return gradient * free, of_scales, None, None, None
 
 
 def _as_stored(scales: Tensor) -> Tensor:
