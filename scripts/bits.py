@@ -64,19 +64,14 @@ class Cell:
         return start.with_changes(values=values, seed=self.seed, **text)
 
 
-MAIN = (
-    Cell("50", "int4"), Cell("0", "int3"), Cell("0", "int4"), Cell("0", "int2"), Cell("50", "int3"),
-    Cell("50", "int2"), Cell("50", "bf16"), Cell("50", "int8"), Cell("70", "int4"),
-)  # fmt: skip
+WIDTHS = ("int4", "int3", "int2")
+MAIN = (*(Cell("50", values) for values in WIDTHS), *(Cell("0", values) for values in WIDTHS))
 OTHERS = (
-    *(Cell("0", values, "nearest") for values in ("int4", "int3", "int2", "int8")),
-    *(Cell("0", values, "gptq") for values in ("int3", "int4", "int2")),
-    Cell("60", "int4"), Cell("2:4", "int4"), Cell("70", "int2"), Cell("70", "int3"),
-    Cell("60", "int3"), Cell("60", "int2"), Cell("30", "int2"), Cell("30", "int3"),
-    Cell("2:4", "bf16"), Cell("2:4", "int8"), Cell("60", "bf16"), Cell("60", "int8"),
-    Cell("70", "bf16"), Cell("70", "int8"), Cell("2:4", "int3"), Cell("2:4", "int2"),
-    Cell("0", "int8"), Cell("0", "int8", "gptq"),
-    Cell("50", "int4", "nearest"), Cell("50", "int4", "gptq"), Cell("30", "int4"),
+    *(Cell("0", values, solve) for values in ("int8", *WIDTHS) for solve in ("nearest", "gptq")),
+    *(Cell("30", values) for values in WIDTHS),
+    *(Cell(amount, each) for each in ("bf16", "int4", "int8") for amount in ("60", "70", "2:4")),
+    Cell("50", "bf16"), Cell("50", "int8"),
+    *(Cell("50", "int4", solve) for solve in ("nearest", "gptq")),
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from symprune.values import Rounding, choose_rounding
 from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
-HEAD_VALUES = ("int8", "int4")
+HEAD_VALUES = {"int8": "int8", "int4": "int4z"}  # to which grid: nothing is removed there
 MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
 SHIPPED = Path(__file__).parent / "recipes"
@@ -113,14 +113,14 @@ class Recipe:
         object.__setattr__(self, "refine", to_mapping(self.refinement))
         object.__setattr__(self, "update", to_mapping(self.weight_update))
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
-        object.__setattr__(self, "values", to_mapping(self.rounding))
+        object.__setattr__(self, "values", to_mapping(choose_rounding(self.values)))
         object.__setattr__(self, "reconstruct", to_mapping(self.reconstruction))
         self._check_steps()
 
     def _check_steps(self) -> None:
         update = self.weight_update
         if self.values_head is not None:
-            check_choice("values_head", self.values_head, HEAD_VALUES)
+            check_choice("values_head", self.values_head, tuple(HEAD_VALUES))
         if self.refine is not None and update is not None and update.finds_mask:
             raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
         if self.allocate is not None and self.pattern is not None:
@@ -160,7 +160,8 @@ class Recipe:
 
     @property
     def rounding(self) -> Rounding | None:
-        return choose_rounding(self.values)
+        chosen = choose_rounding(self.values)
+        return None if chosen is None else chosen.settle_zero(self.keeps_all)
 
     @property
     def reconstruction(self) -> BlockReconstruction | None:
@@ -168,7 +169,7 @@ class Recipe:
 
     @property
     def head_grid(self) -> Grid | None:
-        return None if self.values_head is None else GRIDS[self.values_head]
+        return None if self.values_head is None else GRIDS[HEAD_VALUES[self.values_head]]
 
     @property
     def keeps_all(self) -> bool:

@@ -117,7 +117,7 @@ class Reconstruction:
             decide.generator_for(self.seed, f"{prefix} reconstruction"), tick,
         )  # fmt: skip
         parameters = dict(block.named_parameters())
-        for name, part in trained.items():
+        for name, part in trained.items() if fitted.after < fitted.before else ():
             parameters[name].data.copy_(part.written())
             pruned.values |= fetch(part.values())
         self.inputs = None

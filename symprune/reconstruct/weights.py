@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.scores import inverse
-from symprune.values.grid import Grid, OnGrid, in_groups, spread
-from symprune.values.scales import nearest_levels
-
-FAR = 2.0**20  # times a scale: beyond all levels
+from symprune.values.grid import Grid, OnGrid, in_groups, per_scale, spread
+from symprune.values.scales import nearest_levels, round_scale
 
 
 class MaskedWeights:
@@ -72,11 +69,14 @@ class GridWeights:
         self.type, self.shape = weight.dtype, weight.shape
         self.transposed, self.names = transposed, list(values)
         self.grid = next(iter(values.values())).grid
-        self.ends = tuple(self.grid.nearest(torch.tensor([-FAR, FAR])).tolist())
         self.keep = self._rows(keep).to(weight.device)
-        self.leaf = self._rows(weight.detach()).float().clone().requires_grad_()
-        scales = torch.cat([value.scales for value in values.values()])
-        self.scales = scales.to(weight.device).float().requires_grad_()
+        start = OnGrid(
+            torch.cat([value.codes for value in values.values()]).to(weight.device),
+            torch.cat([value.scales for value in values.values()]).to(weight.device),
+            self.grid,
+        )
+        self.leaf = start.dense(self.keep).requires_grad_()
+        self.scales = start.scales.float().requires_grad_()
 
     def groups(self, rate: float, scale_rate: float) -> list[dict[str, Any]]:
         size = _size(self.leaf, ~self.keep)
@@ -87,7 +87,7 @@ class GridWeights:
         return found
 
     def made(self) -> Tensor:
-        rounded: Tensor = _Round.apply(self.leaf, self.scales, self.keep, self.grid, self.ends)  # type: ignore[no-untyped-call]
+        rounded: Tensor = _Round.apply(self.leaf, self.scales, self.keep, self.grid)  # type: ignore[no-untyped-call]
         return self._laid_out(rounded).to(self.type)
 
     def mask_gradient(self) -> None:
@@ -105,7 +105,7 @@ class GridWeights:
 
     @torch.no_grad()
     def _on_grid(self) -> OnGrid:
-        scales = _as_stored(self.scales.detach())
+        scales = round_scale(self.scales.detach())
         levels = nearest_levels(self.leaf.detach(), scales, self.grid)
         return OnGrid.from_levels(levels, scales, self.grid, self.keep)
 
@@ -127,18 +127,11 @@ class _Round(torch.autograd.Function):
     """scale x nearest level under a mask, with LSQ's gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        scales: Tensor,
-        keep: Tensor,
-        grid: Grid,
-        ends: tuple[float, float],
-    ) -> Tensor:
-        each = spread(_as_stored(scales), weight.shape[1])
-        ratio = weight * inverse(each)
+    def forward(ctx: Any, weight: Tensor, scales: Tensor, keep: Tensor, grid: Grid) -> Tensor:
+        each = spread(round_scale(scales), weight.shape[1])
+        ratio = weight * per_scale(each)
         level = grid.nearest(ratio)
-        inside = (ratio >= ends[0]) & (ratio <= ends[1])
+        inside = (ratio >= grid.least) & (ratio <= grid.most)
         ctx.save_for_backward(level - ratio * inside, inside & keep, keep)
         return (level * each).masked_fill_(~keep, 0)
 
@@ -147,12 +140,7 @@ class _Round(torch.autograd.Function):
         by_scale, free, keep = ctx.saved_tensors
         gradient = gradients[0]
         of_scales = in_groups(by_scale.mul(gradient).mul_(keep)).sum(-1)
-        return gradient * free, of_scales, None, None, None
-
-
-def _as_stored(scales: Tensor) -> Tensor:
-    """Positive, and as a scale is stored, in fp32."""
-    return scales.abs().to(torch.bfloat16).float()
+        return gradient * free, of_scales, None, None
 
 
 def _size(weights: Tensor, removed: Tensor) -> float:

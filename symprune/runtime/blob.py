@@ -31,6 +31,7 @@ from symprune.runtime.layout import (
     parameter_name,
 )
 from symprune.runtime.tiles import GROUP, PANEL, Rows, find_tiles, pack_panels, unpack_panels
+from symprune.values.grid import GRIDS
 
 __all__ = [
     "Codes",
@@ -79,7 +80,7 @@ def encode_codes(
     matrix; where `keep` is False the code does not matter. There is a mask if anything is pruned.
     """
     if kind not in BITS or kind in FLOATS:
-        raise SympruneError(f"{kind!r} is not one of int8, int4, int3 and int2.")
+        raise SympruneError(f"{kind!r} is not one of {', '.join(GRIDS)}.")
     rows, columns = _common_shape([codes for codes, _, _ in pieces], stacked)
     ready = []
     for codes, scales, keep in pieces:
@@ -196,12 +197,7 @@ def as_floats(rows: Rows, layout: Layout, dtype: torch.dtype) -> Tensor:
     if not layout.quantised:
         return _from_bits(rows.words, FLOATS[layout.kind]).to(dtype)
     assert rows.scales is not None
-    codes = torch.from_numpy(rows.words)
-    if layout.kind == "int8":
-        levels = codes.float() - 128
-    else:
-        levels = 2 * codes.float() - (2 ** BITS[layout.kind] - 1)
-    assert rows.scales is not None
+    levels = layout.grid.levels(torch.from_numpy(rows.words))
     scales = _from_bits(rows.scales, torch.bfloat16).float().repeat_interleave(GROUP, 1)
     weights = levels.mul_(scales[:, : levels.shape[1]])
     if rows.keep is not None:

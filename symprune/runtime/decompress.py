@@ -143,8 +143,7 @@ def _decode(
     if tiling.quantised:
         where = starts[..., None] + MASKS * tiling.masked + torch.arange(SCALES, device=device)
         scales = _pick(blob[where].view(torch.bfloat16), row).float()
-        odd = 2 * words - (2**tiling.bits - 1)
-        values = (words - 128 if layout.kind == "int8" else odd).float() * scales[..., None]
+        values = layout.grid.levels(words) * scales[..., None]
     else:
         values = words.view(FLOATS[layout.kind])
     if keep is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.runtime.tiles import GROUP, PANEL, Tiling
+from symprune.values.grid import GRIDS, Grid
 
 MAGIC = b"SYMPACK\x01"
 VERSION = 1
@@ -18,8 +19,14 @@ HEADER = struct.Struct("<8s6IQ24x")
 PADDING = 64
 MASKED, TRANSPOSED = 1, 2
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
-KINDS = tuple(BITS)  # in the order of their numbers
+KINDS = (
+    *("float32", "bfloat16", "float16"),
+    *("int8", "int4", "int3", "int2"),
+    *("int4z", "int3z", "int2z"),
+)  # in the order of their numbers
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16} | {
+    name: grid.bits for name, grid in GRIDS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,11 @@ class Layout:
     @property
     def quantised(self) -> bool:
         return self.kind not in FLOATS
+
+    @property
+    def grid(self) -> Grid:
+        """What codes stand for."""
+        return GRIDS[self.kind]
 
     @property
     def groups(self) -> int:

@@ -52,9 +52,8 @@ def _encode(model: nn.Module, packing: Packing, given: Mapping[str, OnGrid]) -> 
     kinds = sorted({each.grid.name for each in coded})
     if len(kinds) > 1:
         raise SympruneError(f"{packing.name} would have values of {' and '.join(kinds)}.")
-    keeps = [piece != 0 for piece in packing.pieces(weight)]
-    pieces = [
-        (each.codes, each.scales, None if keep.all() else keep)
-        for each, keep in zip(coded, keeps, strict=True)
-    ]
+    pieces = []
+    for each, piece in zip(coded, packing.pieces(weight), strict=True):
+        keep = (piece != 0) | (each.grid.levels(each.codes) == 0)  # some levels are zero themselves
+        pieces.append((each.codes, each.scales, None if keep.all() else keep))
     return encode_codes(pieces, kinds[0], **how).to(weight.device)

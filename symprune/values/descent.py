@@ -17,7 +17,7 @@ from torch import Tensor
 from symprune.scores import inverse
 from symprune.update.damped_gram import DampedGram
 from symprune.values.gptq import Found, Spreading, gptq, row_by_row
-from symprune.values.grid import Grid, groups_of, spread
+from symprune.values.grid import Grid, groups_of, per_scale, spread
 from symprune.values.scales import choose_scales, nearest_levels, round_scale
 
 
@@ -108,11 +108,11 @@ class Rows:
         levels, fitted, pull, kept = (
             each[columns] for each in (self.levels, self.fitted, self.pull, self.kept)
         )
-        diagonal, per_scale = square.diagonal(), inverse(scale)
+        diagonal, inverse_scale = square.diagonal(), per_scale(scale)
         per_column = inverse(diagonal)
         for j in range(len(levels)):
             best = torch.addcmul(fitted[j], pull[j], per_column[j])
-            level = grid.nearest(best * per_scale)
+            level = grid.nearest(best * inverse_scale)
             if price is not None:
                 kept[j] = gain(diagonal[j], best, level * scale) > price[columns.start + j]
             level.mul_(kept[j])
@@ -126,7 +126,7 @@ class Rows:
         slope, curvature = (levels * pull).sum(0), (levels * image).sum(0)
         wanted = round_scale(scale + slope * inverse(curvature))
         change = wanted - scale
-        falling = (change * (2 * slope - change * curvature) > 0) & (wanted > 0)
+        falling = (change * (2 * slope - change * curvature) > 0) & (wanted * scale > 0)
         change = torch.where(falling, change, 0.0)
         self.fitted[columns].addcmul_(levels, change)
         pull.addcmul_(image, change, value=-1)

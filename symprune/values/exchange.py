@@ -15,7 +15,7 @@ from symprune.scores import inverse
 from symprune.update.damped_gram import DampedGram
 from symprune.values.descent import Rows, descend_rows, falls, gain, weights_of
 from symprune.values.gptq import Found, row_by_row
-from symprune.values.grid import Grid, spread
+from symprune.values.grid import Grid, per_scale, spread
 
 SETTLING = 2  # sweeps under the new mask
 
@@ -68,7 +68,7 @@ def _look(rows: Rows, gram: DampedGram, grid: Grid) -> Found:
     diagonal = gram.diagonal.unsqueeze(1)
     scale = spread(rows.scales.T, len(rows.levels)).T
     best = torch.addcmul(rows.fitted, rows.pull, inverse(diagonal))
-    levels = grid.nearest(best * inverse(scale))
+    levels = grid.nearest(best * per_scale(scale))
     return gain(diagonal, best, levels * scale).T, levels.T
 
 

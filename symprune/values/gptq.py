@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symprune.scores import inverse
 from symprune.update.damped_gram import ROWS_AT_ONCE_ELSEWHERE, DampedGram
-from symprune.values.grid import Grid, groups_of
+from symprune.values.grid import Grid, groups_of, per_scale
 from symprune.values.scales import choose_scales
 
 ROWS_AT_ONCE = 1024  # on a CPU: what a group of them takes stays in the cache
@@ -57,10 +57,10 @@ def _gptq(weight: Tensor, keep: Tensor, upper: Tensor, grid: Grid) -> Found:
         local, among, there = waiting[columns], upper[columns, columns], kept[columns]
         importance = inverse(among.diagonal().square())
         scale = choose_scales(local.T, keep[:, columns], grid, importance).squeeze(1)
-        per_scale, per_column = inverse(scale), inverse(among.diagonal())
+        inverse_scale, per_column = per_scale(scale), inverse(among.diagonal())
         errors = torch.empty_like(local)
         for j in range(len(local)):
-            level = grid.nearest(local[j] * per_scale)
+            level = grid.nearest(local[j] * inverse_scale)
             errors[j] = (local[j] - level * scale * there[j]) * per_column[j]
             local[j + 1 :].addr_(among[j, j + 1 :], errors[j], alpha=-1)
             levels[columns.start + j] = level

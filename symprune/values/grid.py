@@ -1,8 +1,12 @@
 """A grid: the few values that weights which share a scale may have, and a matrix that is on it.
 
 A weight is scale x level. GROUP columns of a row share a scale, in bfloat16. The levels of int8 are
--127 ... 127. Those of the others are odd, -1 and 1 the smallest: a zero is what a mask is for, so
-none of the few levels is spent on it.
+-127 ... 127. Of b bits there are 2^b levels, with n = 2^(b-1):
+
+- int4, int3 and int2 have -n ... -1 and 1 ... n: zero is what a mask is for, and what it leaves is
+  not small;
+- int4z, int3z and int2z have -n ... n - 1, zero among them. Their scales may be negative, so that
+  a group's largest weight is on the side that has one more.
 """
 
 from __future__ import annotations
@@ -18,36 +22,54 @@ GROUP = 64  # columns
 
 @dataclass(frozen=True)
 class Grid:
-    """Levels from -largest to largest, `step` apart; code 0 stands for `lowest`."""
+    """Levels from least to most, zero among them or not; code 0 stands for `lowest`."""
 
     name: str
     bits: int
-    largest: int
-    step: int
+    least: int
+    most: int
     lowest: int
+    zero: bool = True
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Of the scales."""
+        return (1,) if self.most == -self.least else (1, -1)
 
     def nearest(self, ratio: Tensor) -> Tensor:
         """The level next to weight / scale, as a float. No gradient passes it: to train through it,
         hand the gradient on as if nothing had been rounded (straight-through)."""
-        steps = torch.add(ratio, self.largest).mul_(1 / self.step).round_()
-        return steps.clamp_(0, 2 * self.largest / self.step).mul_(self.step).sub_(self.largest)
+        if self.zero:
+            return ratio.round().clamp_(self.least, self.most)
+        return ratio.abs().round_().clamp_(1, self.most).copysign_(ratio)
 
     def codes(self, levels: Tensor) -> Tensor:
         """uint8"""
-        return ((levels - self.lowest) / self.step).to(torch.uint8)
+        skipped = 0 if self.zero else (levels > 0).to(levels.dtype)
+        return (levels - self.lowest - skipped).to(torch.uint8)
 
     def levels(self, codes: Tensor) -> Tensor:
         """fp32"""
-        return codes.float().mul_(self.step).add_(self.lowest)
+        levels = codes.float().add_(self.lowest)
+        return levels if self.zero else levels.add_(levels >= 0)
+
+
+def _without_zero(bits: int) -> Grid:
+    half = 2 ** (bits - 1)
+    return Grid(f"int{bits}", bits, -half, half, -half, zero=False)
+
+
+def _with_zero(bits: int) -> Grid:
+    half = 2 ** (bits - 1)
+    return Grid(f"int{bits}z", bits, -half, half - 1, -half)
 
 
 GRIDS = {
     grid.name: grid
     for grid in (
-        Grid("int8", 8, largest=127, step=1, lowest=-128),
-        Grid("int4", 4, largest=15, step=2, lowest=-15),
-        Grid("int3", 3, largest=7, step=2, lowest=-7),
-        Grid("int2", 2, largest=3, step=2, lowest=-3),
+        Grid("int8", 8, least=-127, most=127, lowest=-128),
+        *(_without_zero(bits) for bits in (4, 3, 2)),
+        *(_with_zero(bits) for bits in (4, 3, 2)),
     )
 }
 
@@ -84,6 +106,12 @@ def spread(scales: Tensor, columns: int) -> Tensor:
     """`[out, groups]` -> `[out, columns]`, fp32: the scale of each weight."""
     each = scales.float().unsqueeze(2).expand(-1, -1, GROUP)
     return each.reshape(len(scales), -1)[:, :columns]
+
+
+def per_scale(scales: Tensor) -> Tensor:
+    """1/scale, of either sign, and 0 where that would be infinite."""
+    usable = scales.abs() >= torch.finfo(scales.dtype).tiny
+    return torch.where(usable, 1 / scales, torch.zeros_like(scales))
 
 
 def in_groups(matrix: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ the rounding of one weight makes up for that of others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -35,7 +35,8 @@ class Rounding:
     solve: `descent`, coordinate descent from the better of the other two; `gptq`, SparseGPT's
     column loop, which without a mask is GPTQ; `nearest`, each weight by itself. sweeps: of the
     descent, over all columns. exchanges: further ones that find mask and codes together, where the
-    mask is nobody else's choice. damping, shrink: as in `LeastSquares`.
+    mask is nobody else's choice. damping, shrink: as in `LeastSquares`. zero: whether one of the
+    levels is; left out, a recipe has one where it removes no weights.
     """
 
     name: ClassVar[str]
@@ -44,15 +45,28 @@ class Rounding:
     exchanges: int = 4
     damping: float = 0.01
     shrink: float = SHRINK
+    zero: bool | None = None
 
     def __post_init__(self) -> None:
         check_choice("solve", self.solve, SOLVES)
         check_positive(sweeps=self.sweeps, damping=self.damping)
         check_not_negative(shrink=self.shrink, exchanges=self.exchanges)
+        if self.zero is not None and self._with_zero not in GRIDS:
+            raise SympruneError(f"{self.name} has a level for zero anyway: leave out its zero.")
 
     @property
     def grid(self) -> Grid:
-        return GRIDS[self.name]
+        return GRIDS[self._with_zero if self.zero else self.name]
+
+    @property
+    def _with_zero(self) -> str:
+        return f"{self.name}z"
+
+    def settle_zero(self, keeps_all: bool) -> Rounding:
+        """The same, with a level for zero if all weights are kept and nobody said otherwise."""
+        if self.zero is not None or self._with_zero not in GRIDS:
+            return self
+        return replace(self, zero=keeps_all)
 
     @property
     def needs(self) -> str | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from symprune.scores import inverse
-from symprune.values.grid import GROUP, Grid, OnGrid, in_groups, spread
+from symprune.values.grid import GROUP, Grid, OnGrid, in_groups, per_scale, spread
 
 SHRUNK = tuple(1 - 0.04 * step for step in range(16))
 """A scale at which the largest weight is the largest level is tried, and so many shorter ones."""
@@ -38,11 +37,11 @@ def _choose(weight: Tensor, keep: Tensor | None, grid: Grid, importance: Tensor 
     counts = torch.ones_like(weight[:1]) if importance is None else importance.unsqueeze(0)
     counts = in_groups(counts.expand_as(weight) if keep is None else counts * keep)
     grouped = in_groups(weight.float() if keep is None else weight.float() * keep)
-    whole = grouped.abs().amax(-1, keepdim=True) / grid.largest
+    whole = grouped.abs().amax(-1, keepdim=True) / -grid.least
     chosen, least = round_scale(whole), torch.full_like(whole, torch.inf)
-    for factor in SHRUNK:
+    for factor in (sign * each for each in SHRUNK for sign in grid.signs):
         scale = round_scale(whole * factor)
-        lost = grid.nearest(grouped * inverse(scale)).mul_(scale).sub_(grouped)
+        lost = grid.nearest(grouped * per_scale(scale)).mul_(scale).sub_(grouped)
         error = lost.square_().mul_(counts).sum(-1, keepdim=True)
         better = error < least
         chosen, least = torch.where(better, scale, chosen), torch.where(better, error, least)
@@ -50,7 +49,7 @@ def _choose(weight: Tensor, keep: Tensor | None, grid: Grid, importance: Tensor 
 
 
 def nearest_levels(weight: Tensor, scales: Tensor, grid: Grid) -> Tensor:
-    return grid.nearest(weight.float() * inverse(spread(scales, weight.shape[1])))
+    return grid.nearest(weight.float() * per_scale(spread(scales, weight.shape[1])))
 
 
 def round_to_grid(weight: Tensor, grid: Grid, keep: Tensor | None = None) -> OnGrid:

@@ -8,7 +8,7 @@ import families
 import torch
 from torch import Tensor
 
-from symprune.runtime.blob import BITS, FLOATS
+from symprune.runtime.blob import FLOATS
 from symprune.runtime.layers import cast_packed
 from symprune.runtime.pack_model import pack_model
 from symprune.runtime.packable import BLOCKS, packable
@@ -59,12 +59,12 @@ def rounded(weight: Tensor, kind: str) -> OnGrid:
     groups = -(-columns // GROUP)
     wide = torch.zeros(rows, groups * GROUP)
     wide[:, :columns] = weight
-    top = 127 if kind == "int8" else 2 ** BITS[kind] - 1
-    scales = (wide.view(rows, groups, GROUP).abs().amax(2) / top).bfloat16()
+    grid = GRIDS[kind]
+    scales = (wide.view(rows, groups, GROUP).abs().amax(2) / grid.most).bfloat16()
     scales[scales == 0] = 1
     steps = weight / scales.float().repeat_interleave(GROUP, 1)[:, :columns]
-    if kind == "int8":
-        codes = (steps.round() + 128).clamp(1, 255)
-    else:
-        codes = ((steps + top) / 2).round().clamp(0, top)
-    return OnGrid(codes.to(torch.uint8), scales, GRIDS[kind])
+    levels = steps.round().clamp(grid.least, grid.most)
+    if not grid.zero:
+        levels[levels == 0] = 1
+    codes = grid.codes(levels)
+    return OnGrid(codes, scales, grid)

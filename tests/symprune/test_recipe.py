@@ -88,3 +88,25 @@ def test_a_pattern_displaces_what_a_sparsity_needs(name: str) -> None:
 def test_an_unknown_recipe_names_those_there_are() -> None:
     with pytest.raises(SympruneError, match="balanced, best, fast"):
         Recipe.named("quick")
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "zero", "grid"),
+    [(0, None, "int3z"), (0.5, None, "int3"), (0, False, "int3"), (0.5, True, "int3z")],
+)
+def test_a_recipe_that_removes_nothing_has_a_level_for_zero(
+    sparsity: float, zero: bool | None, grid: str
+) -> None:
+    values = {"name": "int3"} if zero is None else {"name": "int3", "zero": zero}
+    recipe = Recipe(sparsity=sparsity, values=values)
+    assert recipe.rounding is not None and recipe.rounding.grid.name == grid
+    other = recipe.with_changes(sparsity=0.25)
+    assert other.rounding is not None
+    assert other.rounding.grid.name == ("int3z" if zero else "int3")
+
+
+def test_eight_bits_have_a_zero_anyway() -> None:
+    recipe = Recipe(sparsity=0, values="int8")
+    assert recipe.rounding is not None and recipe.rounding.grid.name == "int8"
+    with pytest.raises(SympruneError, match="leave out its zero"):
+        Recipe(values={"name": "int8", "zero": False})

@@ -65,13 +65,21 @@ INLINE __m256i unpack16(const uint8_t *p, int bits) {
     return _mm256_srli_epi16(_mm256_mullo_epi16(pairs, load256(up)), 16 - bits);
 }
 
+/* The levels of the 4, 8 or 16 codes that skip zero. */
+INLINE __m256i levels_of_codes(int bits) {
+    if (bits == 2) return _mm256_set1_epi32(0x0201fffe);
+    if (bits == 3) return _mm256_set1_epi64x(0x04030201fffefdfc);
+    return _mm256_broadcastsi128_si256(
+        _mm_set_epi64x(0x0807060504030201, (long long)0xfffefdfcfbfaf9f8));
+}
+
 /* 32 codes as signed levels. */
 INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
     if (kind == INT8)
         return _mm256_xor_si256(load256(p + 32 * part), _mm256_set1_epi8((char)0x80));
     int bits = bits_of(kind);
     __m256i codes;
-    if (kind == INT4) {
+    if (bits == 4) {
         __m256i both = _mm256_cvtepu8_epi16(load128(p + 16 * part));
         codes = _mm256_and_si256(_mm256_or_si256(both, _mm256_slli_epi16(both, 4)),
                                  _mm256_set1_epi8(0x0f));
@@ -80,8 +88,8 @@ INLINE __m256i unpack_levels(const uint8_t *p, int part, int kind) {
         __m256i high = unpack16(p + 4 * bits * part + 2 * bits, bits);
         codes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
     }
-    __m256i top = _mm256_set1_epi8((char)((1 << bits) - 1));
-    return _mm256_sub_epi8(_mm256_add_epi8(codes, codes), top);
+    if (skips_zero(kind)) return _mm256_shuffle_epi8(levels_of_codes(bits), codes);
+    return _mm256_sub_epi8(codes, _mm256_set1_epi8((char)zero_of(kind)));
 }
 
 INLINE __m128i two_quarters(const void *low, const void *high) {
@@ -359,8 +367,7 @@ const Level avx2_level = {
     .name = "avx2",
     .read = read_any,
     .quantise = quantise,
-    .one = {{NULL, NULL}, BOTH(one, BFLOAT16), {NULL, NULL}, BOTH(one, INT8), BOTH(one, INT4),
-            BOTH(one, INT3), BOTH(one, INT2)},
+    .one = {{NULL, NULL}, BOTH(one, BFLOAT16), {NULL, NULL}, ALL_CODES(one)},
     .expand = ALL(expand),
     .several = ALL_SEVERAL,
     .add_up = add_up_sums,

@@ -18,15 +18,22 @@ INLINE __m512i load_halves(const uint8_t *p) {
     return values;
 }
 
-/* 64 codes from packed bits: each 8 of them are in one lane of 8 bytes, a multishift takes them
- * apart one bit too low, which doubles them. */
+/* The bytes of the 4, 8 or 16 codes that skip zero, as often as they fit. */
+INLINE __m512i bytes_of_codes(int bits) {
+    if (bits == 2) return _mm512_set1_epi32(0x04030100);
+    if (bits == 3) return _mm512_set1_epi64(0x0807060503020100);
+    return _mm512_broadcast_i32x4(_mm_set_epi64x(0x100f0e0d0c0b0a09, 0x0706050403020100));
+}
+
+/* 64 bytes u from packed bits: each 8 codes are in one lane of 8 bytes, a multishift takes them
+ * apart, and what it leaves above a code picks another copy of the same byte. */
 INLINE __m512i unpack(const uint8_t *p, int kind, int masked) {
     if (kind == INT8) return masked ? load_halves(p) : load_first(p);
     int bits = bits_of(kind);
     __m512i lanes;
-    if (kind == INT4) {
+    if (bits == 4) {
         lanes = _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
-    } else if (kind == INT3) {
+    } else if (bits == 3) {
         const __m512i bytes = _mm512_set_epi64(
             0x1717171717171615, 0x1414141414141312, 0x111111111111100f, 0x0e0e0e0e0e0e0d0c,
             0x0b0b0b0b0b0b0a09, 0x0808080808080706, 0x0505050505050403, 0x0202020202020100);
@@ -35,10 +42,10 @@ INLINE __m512i unpack(const uint8_t *p, int kind, int masked) {
     } else {
         lanes = _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)p));
     }
-    long long step = 0x0706050403020100LL * bits + 0x4040404040404040LL - 0x0101010101010101LL;
+    long long step = 0x0706050403020100LL * bits;
     __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(step), lanes);
-    __m512i field = _mm512_set1_epi8((char)((1 << (bits + 1)) - 2));
-    return _mm512_ternarylogic_epi64(codes, field, _mm512_set1_epi8(1), 0xea); /* a & b | c */
+    if (skips_zero(kind)) return _mm512_permutexvar_epi8(codes, bytes_of_codes(bits));
+    return _mm512_and_si512(codes, _mm512_set1_epi8((char)((1 << bits) - 1)));
 }
 
 INLINE __m256 load_scales(const uint8_t *p) {

@@ -142,6 +142,9 @@ INLINE void write_row(const Tiles *tiles, int kind, int row, int64_t columns, in
             WRITE_KIND(INT4)                                                                 \
             WRITE_KIND(INT3)                                                                 \
             WRITE_KIND(INT2)                                                                 \
+            WRITE_KIND(INT4Z)                                                                \
+            WRITE_KIND(INT3Z)                                                                \
+            WRITE_KIND(INT2Z)                                                                \
         }                                                                                    \
     }
 

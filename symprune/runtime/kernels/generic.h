@@ -6,7 +6,7 @@
 
 #include "convert.h"
 
-/* Value number `index` of a run as a word; codes of few bits as u = 2 code + 1. */
+/* Value number `index` of a run as a word; of a code the byte u with level u - zero. */
 INLINE uint32_t read_word(const uint8_t *run, int index, int kind) {
     int bits = bits_of(kind);
     if (kind == FLOAT32) {
@@ -17,7 +17,8 @@ INLINE uint32_t read_word(const uint8_t *run, int index, int kind) {
     if (bits == 16) return load16(run + 2 * index);
     if (kind == INT8) return run[index];
     uint32_t two = load16(run + ((index * bits) >> 3));
-    return ((two >> ((index * bits) & 7)) & ((1u << bits) - 1)) * 2 + 1;
+    uint32_t code = (two >> ((index * bits) & 7)) & ((1u << bits) - 1);
+    return code + (skips_zero(kind) && code >= (uint32_t)zero_of(kind));
 }
 
 INLINE void write_word(void *words, int64_t index, int kind, uint32_t word) {
@@ -97,7 +98,10 @@ INLINE float generic_quantise(const float *x, int zero, CodeInput *out) {
     DEFINE_BOTH(what, INT8, how)                                                \
     DEFINE_BOTH(what, INT4, how)                                                \
     DEFINE_BOTH(what, INT3, how)                                                \
-    DEFINE_BOTH(what, INT2, how)
+    DEFINE_BOTH(what, INT2, how)                                                \
+    DEFINE_BOTH(what, INT4Z, how)                                               \
+    DEFINE_BOTH(what, INT3Z, how)                                               \
+    DEFINE_BOTH(what, INT2Z, how)
 #define DEFINE_ALL_SEVERAL(floats, codes)                                       \
     DEFINE_SEVERAL(FLOAT32, floats)                                             \
     DEFINE_SEVERAL(BFLOAT16, floats)                                            \
@@ -105,15 +109,20 @@ INLINE float generic_quantise(const float *x, int zero, CodeInput *out) {
     DEFINE_SEVERAL(INT8, codes)                                                 \
     DEFINE_SEVERAL(INT4, codes)                                                 \
     DEFINE_SEVERAL(INT3, codes)                                                 \
-    DEFINE_SEVERAL(INT2, codes)
+    DEFINE_SEVERAL(INT2, codes)                                                 \
+    DEFINE_SEVERAL(INT4Z, codes)                                                \
+    DEFINE_SEVERAL(INT3Z, codes)                                                \
+    DEFINE_SEVERAL(INT2Z, codes)
 
 #define BOTH(what, kind) {what##_##kind##_0, what##_##kind##_1}
-#define ALL(what)                                                                      \
-    {BOTH(what, FLOAT32), BOTH(what, BFLOAT16), BOTH(what, FLOAT16), BOTH(what, INT8), \
-     BOTH(what, INT4), BOTH(what, INT3), BOTH(what, INT2)}
+#define ALL_CODES(what)                                                              \
+    BOTH(what, INT8), BOTH(what, INT4), BOTH(what, INT3), BOTH(what, INT2),          \
+        BOTH(what, INT4Z), BOTH(what, INT3Z), BOTH(what, INT2Z)
+#define ALL(what) \
+    {BOTH(what, FLOAT32), BOTH(what, BFLOAT16), BOTH(what, FLOAT16), ALL_CODES(what)}
 
-#define ALL_SEVERAL                                                              \
-    {several_FLOAT32, several_BFLOAT16, several_FLOAT16, several_INT8, several_INT4, \
-     several_INT3,    several_INT2}
+#define ALL_SEVERAL                                                                  \
+    {several_FLOAT32, several_BFLOAT16, several_FLOAT16, several_INT8,  several_INT4, \
+     several_INT3,    several_INT2,     several_INT4Z,   several_INT3Z, several_INT2Z}
 
 #endif

@@ -76,14 +76,17 @@ extern const Level avx512_level;
 extern const Level neon_level;
 
 INLINE int bits_of(int kind) {
-    return kind == FLOAT32 ? 32 : kind <= FLOAT16 ? 16 : kind == INT8 ? 8 : 8 - kind;
+    if (kind <= INT8) return kind == FLOAT32 ? 32 : kind <= FLOAT16 ? 16 : 8;
+    return kind >= INT4Z ? INT4Z + 4 - kind : INT4 + 4 - kind;
 }
 
 INLINE int is_codes(int kind) { return kind >= INT8; }
 
-/* The byte that stands for level 0: codes of int8 are offset by 128, those of fewer bits are read
- * as u = 2 code + 1, so their odd levels are u - 2^bits. */
-INLINE int zero_of(int kind) { return kind == INT8 ? 128 : 1 << bits_of(kind); }
+/* The byte that stands for level 0. */
+INLINE int zero_of(int kind) { return 1 << (bits_of(kind) - 1); }
+
+/* Whether no code stands for level 0: then codes from there on are one byte further. */
+INLINE int skips_zero(int kind) { return kind > INT8 && kind < INT4Z; }
 
 INLINE int word_size(int kind) { return bits_of(kind) < 8 ? 1 : bits_of(kind) / 8; }
 

@@ -19,7 +19,7 @@ import torch
 from symprune.errors import SympruneError
 
 VARIABLE = "SYMPRUNE_KERNEL"
-INTERFACE = 1
+INTERFACE = 2
 PORTABLE = "portable"
 NUMBERS = {"plain": 0, "avx2": 1, "avx512": 2, "neon": 3}
 BEST_FIRST = ("avx512", "avx2", "neon", "plain", PORTABLE)

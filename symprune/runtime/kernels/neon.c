@@ -11,15 +11,19 @@
 
 /* 64 codes as bytes u: those of 4 bits are halves of bytes, the low half first. */
 INLINE void unpack_codes(const uint8_t *p, int kind, uint8_t *out) {
-    if (kind != INT4) {
+    if (bits_of(kind) != 4) {
         for (int j = 0; j < GROUP; j++) out[j] = (uint8_t)read_word(p, j, kind);
         return;
     }
-    const uint8x16_t one = vdupq_n_u8(1), field = vdupq_n_u8(0x1e);
+    const uint8x16_t field = vdupq_n_u8(0x0f), zero = vdupq_n_u8((uint8_t)zero_of(kind));
     for (int part = 0; part < 2; part++) {
         uint8x16_t both = vld1q_u8(p + 16 * part);
-        uint8x16_t low = vorrq_u8(vandq_u8(vshlq_n_u8(both, 1), field), one);
-        uint8x16_t high = vorrq_u8(vandq_u8(vshrq_n_u8(both, 3), field), one);
+        uint8x16_t low = vandq_u8(both, field), high = vshrq_n_u8(both, 4);
+        if (skips_zero(kind)) {
+            /* A comparison that holds is 255, which taken away adds one. */
+            low = vsubq_u8(low, vcgeq_u8(low, zero));
+            high = vsubq_u8(high, vcgeq_u8(high, zero));
+        }
         vst1q_u8(out + 32 * part, vzip1q_u8(low, high));
         vst1q_u8(out + 32 * part + 16, vzip2q_u8(low, high));
     }

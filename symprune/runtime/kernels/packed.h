@@ -11,9 +11,12 @@
 #define PACKED_PANEL 8
 #define PACKED_HEADER 64
 #define PACKED_PADDING 64
-#define PACKED_INTERFACE 1
+#define PACKED_INTERFACE 2
 
-enum packed_kind { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, INT3, INT2, KINDS };
+/* Levels of few bits are those around zero, without it or with it (Z). */
+enum packed_kind {
+    FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, INT3, INT2, INT4Z, INT3Z, INT2Z, KINDS
+};
 enum packed_dtype { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, DTYPES };
 enum packed_level { PLAIN, AVX2, AVX512, NEON, LEVELS };
 

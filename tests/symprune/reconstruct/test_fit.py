@@ -99,7 +99,7 @@ def test_what_is_judged_is_what_will_be_written() -> None:
     assert found.after == pytest.approx(sum(errors) / len(errors), rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["int4", "int2"])
+@pytest.mark.parametrize("kind", ["int4", "int3z", "int2"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_weights_on_a_grid_stay_on_it_and_get_better(kind: str, transposed: bool) -> None:
     inputs, dense = correlated(), drawn(WIDTH, WIDTH, seed=1) / 5
@@ -123,20 +123,22 @@ def test_weights_on_a_grid_stay_on_it_and_get_better(kind: str, transposed: bool
     assert not values.codes[~keep].any() and values.scales.dtype == torch.bfloat16
 
 
-def test_the_gradient_of_a_scale_is_that_of_what_it_multiplies() -> None:
+@pytest.mark.parametrize("kind", ["int4", "int4z"])
+@pytest.mark.parametrize("scale", [0.5, -0.5])
+def test_the_gradient_of_a_scale_is_that_of_what_it_multiplies(kind: str, scale: float) -> None:
     """Against LSQ's formula, with weights inside the levels and beyond them."""
-    grid = GRIDS["int4"]
+    grid = GRIDS[kind]
     weight = drawn(3, 64) * 4
     keep = torch.ones_like(weight, dtype=torch.bool)
     weights = GridWeights(weight, keep, {"only": round_to_grid(weight, grid)}, False)
     with torch.no_grad():
         weights.leaf.copy_(weight)
-        weights.scales.fill_(0.25)
+        weights.scales.fill_(scale)
     gradient = drawn(3, 64, seed=2)
     weights.made().backward(gradient)
-    ratio = weight / 0.25
+    ratio = weight / scale
     level = grid.nearest(ratio)
-    beyond = ratio.abs() > grid.largest
+    beyond = (ratio < grid.least) | (ratio > grid.most)
     assert beyond.any() and not beyond.all()
     by_scale = torch.where(beyond, level, level - ratio)
     assert weights.scales.grad is not None and weights.leaf.grad is not None

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from symprune import Recipe, prune
 from symprune.errors import SympruneError
+from symprune.runtime.blob import decode
 from symprune.runtime.layers import packed_parameters
 from symprune.runtime.pack_model import pack_model
 from symprune.runtime.packable import packable
@@ -47,7 +49,7 @@ def test_a_model_of_any_family_runs_packed(family: str) -> None:
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "int3", "int2"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "int3z", "int2"])
 @pytest.mark.parametrize("family", MAIN)
 def test_quantised_values_give_what_the_dequantised_model_gives(family: str, kind: str) -> None:
     model = packed_models.packed(family, kind, around=True)
@@ -132,6 +134,19 @@ def test_a_compiled_model_stops_at_packed_layers_and_goes_on(family: str) -> Non
     model = packed_models.packed(family, "int4", around=True)
     compiled = torch.compile(copy.deepcopy(model), backend="eager")
     assert torch.equal(logits(compiled), logits(model))
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_weights_at_the_level_zero_need_no_mask(family: str) -> None:
+    model = families.model(family)
+    report = prune(model, families.tokens(2, 12), Recipe(sparsity=0, values="int2"))
+    expected = copy.deepcopy(model)
+    pack_model(model, report.values)
+    for name, (module, leaf) in packed_parameters(model).items():
+        blob, layout = module.blob(leaf)
+        assert layout.kind == "int2z" and not layout.masked
+        weight = expected.get_parameter(name)
+        assert (weight == 0).any() and torch.equal(decode(blob, torch.float32), weight)
 
 
 def test_values_that_do_not_make_a_parameter_get_a_sentence() -> None:

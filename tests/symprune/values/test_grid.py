@@ -19,7 +19,10 @@ def all_levels(name: str) -> Tensor:
     if name == "int8":
         return torch.arange(-127.0, 128.0)
     bits = GRIDS[name].bits
-    return 2 * torch.arange(2.0**bits) - (2**bits - 1)
+    half = 2.0 ** (bits - 1)
+    if name.endswith("z"):
+        return torch.arange(-half, half)
+    return torch.cat([torch.arange(-half, 0), torch.arange(1, half + 1)])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -39,7 +42,7 @@ def test_codes_stand_for_the_levels_of_the_packed_files(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_weight_goes_to_the_nearest_level(name: str) -> None:
     grid, levels = GRIDS[name], all_levels(name)
-    ratio = torch.cat([1.2 * grid.largest * normal(2000), levels, torch.tensor([1e30, -1e30, 0.0])])
+    ratio = torch.cat([1.2 * grid.most * normal(2000), levels, torch.tensor([1e30, -1e30, 0.0])])
     found = grid.nearest(ratio)
     distance = (ratio.unsqueeze(1) - levels).abs()
     assert torch.isin(found, levels).all()
@@ -94,7 +97,7 @@ def test_weights_are_scale_times_level_and_zero_where_pruned(name: str) -> None:
 def test_matrices_on_a_device_are_brought_together() -> None:
     made = {
         name: round_to_grid(normal(4, columns), GRIDS[name])
-        for name, columns in zip(NAMES, (3, 64, 70, 130), strict=True)
+        for name, columns in zip(NAMES, (3, 64, 70, 130, 1, 65, 128), strict=True)
     }
     with PretendDevice() as device:
         there = {
@@ -108,3 +111,35 @@ def test_matrices_on_a_device_are_brought_together() -> None:
         assert torch.equal(found[name].codes, each.codes)
         assert torch.equal(found[name].scales, each.scales)
     assert fetch(made) == made
+
+
+def error_with_gap(weight: Tensor, counts: Tensor, keep: Tensor, bits: int, gap: float) -> float:
+    """Of what stays, rounded to levels gap, gap + 1, ... on both sides, at the best scale."""
+    levels, kept = 2 ** (bits - 1), weight * keep
+    whole = kept.abs().amax(1, keepdim=True) / (levels - 1 + gap)
+    least = torch.full_like(whole, torch.inf)
+    for scale in (whole * (1 - 0.03 * step) for step in range(25)):
+        size = ((kept / scale).abs() - gap).round().clamp(0, levels - 1) + gap
+        lost = (size * scale - kept.abs()).square() * counts * keep
+        least = torch.minimum(least, lost.sum(1, keepdim=True))
+    return float(least.sum())
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+@pytest.mark.parametrize("pattern", ["2:4", "channels"])
+def test_under_a_mask_no_gap_around_zero_is_better_than_one_step(bits: int, pattern: str) -> None:
+    """Which is why the grids without a zero begin at 1. Half of normal weights is removed, by 2:4
+    or where channels differ in size, as layers' inputs do."""
+    weight, size = normal(2000, GROUP), torch.ones(GROUP)
+    if pattern == "2:4":
+        fours = weight.abs().view(-1, 4)
+        keep = fours >= fours.topk(2, 1).values[:, 1:]
+    else:
+        size = normal(GROUP, seed=1).mul(0.5).exp()
+        score = (weight * size).abs()
+        keep = score >= score.median()
+    keep = keep.view_as(weight)
+    errors = {
+        gap: error_with_gap(weight, size.square(), keep, bits, gap) for gap in (0.5, 1, 1.5, 2)
+    }
+    assert min(errors, key=lambda gap: errors[gap]) == 1
