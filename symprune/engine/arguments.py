@@ -97,10 +97,13 @@ class Arguments:
         """For one argument of all samples: one tensor if it has a dimension for samples."""
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != 1:
             return []
-        shape = (self._samples, *leaf.shape[1:])
+        return self.allocate((self._samples, *leaf.shape[1:]), leaf.dtype, leaf.device)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room where that of all samples is made."""
         if self._allocate is None:
-            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
-        return self._allocate(shape, leaf.dtype, leaf.device)
+            return torch.empty(shape, dtype=dtype, device=device)
+        return self._allocate(shape, dtype, device)
 
     def of(self, block: int, samples: range, device: torch.device) -> BlockInputs:
         """What a block takes for consecutive samples, on its device."""

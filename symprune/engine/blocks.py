@@ -25,10 +25,11 @@ from symprune.values.grid import OnGrid
 class PrunedBlock:
     """What became of a block: its masks by the names of parameters and, by those of matrices, what
     is on a grid. A parameter that several matrices are stacked in has one mask, and values for
-    each of them."""
+    each of them. unrounded is what was rounded to the grid, where somebody goes on from it."""
 
     masks: MaskSet = field(default_factory=MaskSet)
     values: dict[str, OnGrid] = field(default_factory=dict)
+    unrounded: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Blocks:
@@ -68,9 +69,7 @@ class Blocks:
     def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
         """The hidden states in front of the first block."""
         if self.embedded is not None:
-            activations = self.embedded.only(range(len(tokens)))
-            activations.hidden = activations.hidden.clone()
-            return activations
+            return self.embedded.only(range(len(tokens))).copy()
         return forward.embed(self.layout, tokens, tick, at_once=self.at_once)
 
     def pass_dense(self, tokens: Tensor, first: int) -> forward.Activations:

@@ -98,6 +98,13 @@ class Activations:
         settings = (self.blocks_return_tuples, self.at_once, self.apart)
         return Activations(hidden, arguments, *settings)
 
+    def copy(self) -> Activations:
+        """The same on memory of its own."""
+        made, hidden = self.only(range(len(self))), self.hidden
+        made.hidden = self.arguments.allocate(tuple(hidden.shape), hidden.dtype, hidden.device)
+        made.hidden.copy_(hidden)
+        return made
+
 
 def _slice(samples: range) -> slice:
     return slice(samples.start, samples.stop)
@@ -138,11 +145,8 @@ def embed(
     first, inputs, as_tuples = _capture_first(layout, tokens[:1])
     apart = first.shape[0] != 1
     shape = (len(tokens), *first.shape[0 if apart else 1 :])
-    if allocate is None:
-        hidden = torch.empty(shape, dtype=first.dtype, device=first.device)
-    else:
-        hidden = allocate(shape, first.dtype, first.device)
     arguments = Arguments(inputs, len(tokens), allocate)
+    hidden = arguments.allocate(shape, first.dtype, first.device)
     activations = Activations(hidden, arguments, as_tuples, at_once, apart)
     activations.replace(range(1), first)
     tick(0)

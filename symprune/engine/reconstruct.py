@@ -27,7 +27,7 @@ from symprune.reconstruct.weights import GridWeights, MaskedWeights, Weights
 from symprune.values.grid import fetch
 
 COPIES = 5  # of a weight in fp32: itself, its gradient, Adam's two moments, the best so far
-ROUNDED = 3  # more of one on a grid: as it is rounded, its gradient there, and how far it was moved
+ROUNDED = 4  # more of one on a grid: before it was rounded, as it is, its gradient, how far it went
 BEFORE, AFTER = "block_error_base", "block_error"
 
 
@@ -75,9 +75,7 @@ class Reconstruction:
     def pass_dense(self, index: int, block: nn.Module, tick: Tick = lambda _: None) -> None:
         """Run the block, still dense, over the dense model's states; they are the targets now."""
         dense = self.dense
-        if self.options.inputs == "dense":
-            self.inputs = dense.only(range(len(dense)))
-            self.inputs.hidden = dense.hidden.clone()
+        self.inputs = dense.copy() if self.options.inputs == "dense" else None
         found, units = list[Tensor](), list[Tensor]()
         for samples in dense.batches():
             output = dense.run(index, block, samples)
@@ -110,6 +108,7 @@ class Reconstruction:
         trained = self._take(found, pruned, layers, stored, prefix)
         if not trained:
             return None
+        pruned.unrounded.clear()
         problem = self._problem(index, block, activations)
         count = len(self.dense) - self.watching
         fitted = fit(
@@ -156,7 +155,8 @@ class Reconstruction:
             values = {m.name: pruned.values[m.name] for m in matrices if m.name in pruned.values}
             inside = name.removeprefix(prefix)
             if values:
-                trained[inside] = GridWeights(weight, keep, values, matrices[0].transposed)
+                turned, unrounded = matrices[0].transposed, pruned.unrounded
+                trained[inside] = GridWeights(weight, keep, values, turned, unrounded)
             else:
                 trained[inside] = MaskedWeights(weight, keep, stored or weight.dtype)
         return trained

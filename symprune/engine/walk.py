@@ -42,7 +42,7 @@ from symprune.models.support import check_supported
 from symprune.recipe import Recipe
 from symprune.stats import ChannelStats, Needs
 from symprune.validation import check_choice
-from symprune.values.grid import OnGrid, fetch
+from symprune.values.grid import fetch
 from symprune.values.scales import round_to_grid
 
 GRAM_DEVICES = ("auto", "cpu", "disk")
@@ -281,9 +281,12 @@ def prune_block(
     watched = watched or Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        keep, values = _prune_matrix(matrix, measured, report, plan, watched)
-        if values is not None:
-            done.values[matrix.name] = values
+        decision = _prune_matrix(matrix, measured, report, plan, watched)
+        keep = decision.keep
+        if decision.values is not None:
+            done.values[matrix.name] = decision.values
+        if decision.unrounded is not None:
+            done.unrounded[matrix.name] = decision.unrounded
         removed.append(keep.numel() - masks.count_true(keep.flatten()))
         if matrix.piece is None:
             done.masks[matrix.parameter_name] = keep.T if matrix.transposed else keep
@@ -306,7 +309,7 @@ def prune_block(
 
 def _prune_matrix(
     matrix: Matrix, measured: Collector, report: Report, plan: WalkPlan, watched: Collector
-) -> tuple[Tensor, OnGrid | None]:
+) -> decide.Decision:
     """Make and apply a matrix's mask, `[out, in]`, and its values; how much it removes is reported
     later. A matrix that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
@@ -322,7 +325,7 @@ def _prune_matrix(
             weight.copy_(values.dense())
             dense += ", values rounded to the nearest"
         report.layers.append(replace(layer, dense=dense))
-        return torch.ones_like(weight, dtype=torch.bool), values
+        return decide.Decision(torch.ones_like(weight, dtype=torch.bool), values=values)
     base = None
     if plan.base is not None:
         base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
@@ -345,7 +348,7 @@ def _prune_matrix(
         matrix.weight.copy_(decision.weight.to(stored))
     matrix.apply(decision.keep)
     report.layers.append(replace(layer, figures=decision.figures))
-    return decision.keep, decision.values
+    return decision
 
 
 def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:

@@ -7,7 +7,7 @@ scale are LSQ's (Esser et al. 2020): d(scale x level) / d(scale) = level - weigh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from symprune.values.grid import Grid, OnGrid, in_groups, per_scale, spread
 from symprune.values.scales import nearest_levels, round_scale
+
+REACH = 0.45  # of the way to the next level, at which a weight is still nearest to its own
 
 
 class MaskedWeights:
@@ -55,8 +57,9 @@ class MaskedWeights:
 class GridWeights:
     """A parameter on a grid: one matrix, or as many stacked as have names.
 
-    values has its matrices; keep is the mask laid out like the parameter. Rows of all matrices are
-    trained as one matrix.
+    values has its matrices; keep is the mask laid out like the parameter. unrounded, by the names
+    of matrices, is what became the values: a weight starts there, or as near as its code allows, so
+    that it is known which code is next. Rows of all matrices are trained as one matrix.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class GridWeights:
         keep: Tensor,
         values: dict[str, OnGrid],
         transposed: bool,
+        unrounded: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.type, self.shape = weight.dtype, weight.shape
         self.transposed, self.names = transposed, list(values)
@@ -75,7 +79,12 @@ class GridWeights:
             torch.cat([value.scales for value in values.values()]).to(weight.device),
             self.grid,
         )
-        self.leaf = start.dense(self.keep).requires_grad_()
+        found = [(unrounded or {}).get(name) for name in self.names]
+        weights = start.dense(self.keep)
+        if all(each is not None for each in found):
+            near = torch.cat([each for each in found if each is not None]).to(weight.device)
+            weights = _start_near(near.float(), start).masked_fill_(~self.keep, 0)
+        self.leaf = weights.requires_grad_()
         self.scales = start.scales.float().requires_grad_()
 
     def groups(self, rate: float, scale_rate: float) -> list[dict[str, Any]]:
@@ -118,6 +127,15 @@ class GridWeights:
     def _laid_out(self, rows: Tensor) -> Tensor:
         pieces = rows.view(len(self.names), -1, rows.shape[-1])
         return (pieces.mT if self.transposed else pieces).reshape(self.shape)
+
+
+def _start_near(weight: Tensor, start: OnGrid) -> Tensor:
+    """The weights where they are nearest to their own level; else within reach of it, on the side
+    they are on."""
+    each = spread(start.scales, weight.shape[1])
+    level, ratio = start.grid.levels(start.codes), weight * per_scale(each)
+    reach = level + REACH * (ratio - level).sign()
+    return torch.where(start.grid.nearest(ratio) == level, ratio, reach).mul_(each)
 
 
 Weights = MaskedWeights | GridWeights

@@ -123,6 +123,21 @@ def test_weights_on_a_grid_stay_on_it_and_get_better(kind: str, transposed: bool
     assert not values.codes[~keep].any() and values.scales.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("kind", ["int4", "int4z", "int8"])
+def test_weights_start_where_they_were_before_they_were_rounded(kind: str) -> None:
+    """If that is nearest to their codes; a code that is not is as good as its word."""
+    weight = drawn(4, 100)
+    keep = halved(weight)
+    values = round_to_grid(weight, GRIDS[kind], keep)
+    near = GridWeights(weight, keep, {"only": values}, False, {"only": weight})
+    torch.testing.assert_close(near.leaf.detach(), weight * keep)
+    far = GridWeights(weight, keep, {"only": values}, False, {"only": weight.flip(1)})
+    moved = far.leaf.detach() != values.dense(keep)
+    assert moved[keep].float().mean() > 0.5
+    for each in (near, far):
+        assert torch.equal(each.written(), values.dense(keep))
+
+
 @pytest.mark.parametrize("kind", ["int4", "int4z"])
 @pytest.mark.parametrize("scale", [0.5, -0.5])
 def test_the_gradient_of_a_scale_is_that_of_what_it_multiplies(kind: str, scale: float) -> None:

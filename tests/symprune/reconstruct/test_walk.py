@@ -151,16 +151,16 @@ def test_a_device_gives_what_main_memory_does(family: str, values: str | None) -
     model, here = families.model(family), families.model(family)
     for each in (model, here):  # no gradient passes the pretended device's fused attention
         each.set_attn_implementation("eager")
-    recipe = FITTED.with_changes(values=values)
-    prune(here, recipe, batch_size=1)
+    tokens, held_out = families.tokens(2), HELD_OUT[:1]
+    recipe = FITTED.with_changes(values=values, reconstruct={"name": "block", "epochs": 1})
+    symprune.prune(here, tokens, recipe, held_out=held_out, batch_size=1)
     with PretendDevice() as device:
         there = device.take(model)
-        report = symprune.prune(
-            there, families.tokens(10).to(DEVICE), recipe, held_out=HELD_OUT, batch_size=1
-        )
+        report = symprune.prune(there, tokens.to(DEVICE), recipe, held_out=held_out, batch_size=1)
         for name, weight in weights_of(here).items():
             found = dict(there.named_parameters())[name].detach().cpu()
-            assert torch.equal(weight, found), name
+            # A gradient's products are other ones there: the last bit of a weight may differ.
+            torch.testing.assert_close(found, weight, rtol=0, atol=1e-6, msg=name)
         assert all(value.codes.device.type == "cpu" for value in report.values.values())
 
 
@@ -176,7 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-TEXT = {"calibration": __file__, "nsamples": 8, "seqlen": 32}
+TEXT = {"calibration": __file__, "nsamples": 4, "seqlen": 16}
 
 
 def job(folder: Path, output: Path, **changes: Any) -> pruning.Job:
