@@ -40,7 +40,7 @@ class BlockReconstruction:
     name: ClassVar[str] = "block"
     epochs: int = 4
     rate: float = 0.01
-    scale_rate: float = 0.001
+    scale_rate: float = 0.005
     batch: int = 1
     inputs: str = "pruned"
 

@@ -181,7 +181,7 @@ TEXT = {"calibration": __file__, "nsamples": 4, "seqlen": 16}
 
 def job(folder: Path, output: Path, **changes: Any) -> pruning.Job:
     recipe = FITTED.with_changes(**TEXT, **changes)
-    return pruning.Job(str(folder), recipe, output, evaluate=False)
+    return pruning.Job(str(folder), recipe, output, evaluate=False, compute_dtype="float32")
 
 
 def files(folder: Path) -> dict[str, bytes]:
