@@ -15,6 +15,7 @@ from symprune import criteria, masks
 from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
 from symprune.validation import check_choice, check_names, parse_yaml, to_mapping
@@ -46,6 +47,8 @@ class Recipe:
         allocate: How much each layer gives, likewise; left out, all give the same.
         values: The grid the kept weights are on (int8, int4, int3, int2), likewise; left out, they
             have the model's type. With sparsity 0 all weights are kept, and no other step is taken.
+        reconstruct: A training of each block's kept weights on the dense model's outputs, through
+            the rounding where there are values: `block`, likewise.
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
         calibration: The text: c4, wikitext2, builtin or a file.
@@ -67,6 +70,7 @@ class Recipe:
     update: str | Mapping[str, Any] | None = None
     allocate: str | Mapping[str, Any] | None = None
     values: str | Mapping[str, Any] | None = None
+    reconstruct: str | Mapping[str, Any] | None = None
     values_head: str | None = None
     token_limit: float | None = None
     calibration: str = "c4"
@@ -111,6 +115,7 @@ class Recipe:
         object.__setattr__(self, "update", to_mapping(self.weight_update))
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
         object.__setattr__(self, "values", to_mapping(self.rounding))
+        object.__setattr__(self, "reconstruct", to_mapping(self.reconstruction))
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -159,6 +164,10 @@ class Recipe:
         return choose_rounding(self.values)
 
     @property
+    def reconstruction(self) -> BlockReconstruction | None:
+        return choose_reconstruction(self.reconstruct)
+
+    @property
     def head_grid(self) -> Grid | None:
         return None if self.values_head is None else GRIDS[self.values_head]
 
@@ -179,6 +188,9 @@ class Recipe:
             parts.append(f"token limit {self.token_limit:g}")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
+        if self.reconstruction is not None:
+            epochs = self.reconstruction.epochs
+            parts.append(f"blocks reconstructed in {epochs} epoch{'s' if epochs > 1 else ''}")
         if self.values_head is not None:
             parts.append(f"embeddings and head {self.values_head}")
         return ", ".join(parts)

@@ -312,6 +312,11 @@ def check_recipe(recipe: Recipe) -> None:
             f"{option} changes weights, which federated pruning does not send; prune without it, "
             "then put the values on a grid by symprune refine --masks FOLDER --refine none."
         )
+    if recipe.reconstruction is not None:
+        raise SympruneError(
+            "--reconstruct trains weights, which federated pruning does not send; prune without "
+            "it, then train them by symprune refine --masks FOLDER --refine none --reconstruct."
+        )
     if recipe.allocation is not None:
         raise SympruneError(
             f"--allocate {recipe.allocation.name} needs a pass over the dense model first; "

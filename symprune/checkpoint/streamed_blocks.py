@@ -56,16 +56,16 @@ class StreamedBlocks(Blocks):
             )
         if tokens is None or done.finished == len(self):
             return done.finished, None
-        first, activations = done.hidden, self._embed(tokens, tick)
+        first, activations = done.hidden, self.embed(tokens, tick)
         if first and not distributed.all_agree(self.states.restore(first, activations.hidden)):
-            first, activations = 0, self._embed(tokens, tick)
+            first, activations = 0, self.embed(tokens, tick)
         written = self.files.open_written()
         for index in range(first, done.finished):
             with self.streamed.block(index, written) as block:
                 activations.advance(index, block)
         return done.finished, activations
 
-    def _embed(self, tokens: Tensor, tick: forward.Tick) -> forward.Activations:
+    def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
         with self.streamed.around():
             return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
 

@@ -42,6 +42,7 @@ STAGES = {
     "embed": "embedding",
     "collect": "measuring",
     "mask": "masking",
+    "reconstruct": "reconstructing",
     "advance": "passing on",
     "allocate": "looking at the dense model",
 }
@@ -158,9 +159,12 @@ class Display:
         where = f"block {block + 1}: {STAGES[stage]}" if stage != "embed" else STAGES[stage]
         if layer and not narrow():
             where += f" {'.'.join(layer.removesuffix('.weight').split('.')[-2:])}"
-        share = {"collect": 0.0, "mask": 0.5, "advance": 0.5}.get(stage, 0.0)
-        inside = share + 0.5 * done / max(total, 1) if stage in ("collect", "advance") else share
-        self.progress.update(self.blocks, completed=block + inside, description=where)
+        inside = 0.5 if stage in ("mask", "reconstruct", "advance") else 0.0
+        if stage in ("collect", "reconstruct", "advance"):
+            inside += 0.5 * done / max(total, 1)
+        # Where blocks are trained, hardly anything is left to do behind that.
+        so_far = next(task.completed for task in self.progress.tasks if task.id == self.blocks)
+        self.progress.update(self.blocks, completed=max(so_far, block + inside), description=where)
 
     def begin(self, done: int, total: int, description: str) -> None:
         """A sweep comes to its next cell; the bar of blocks starts over."""

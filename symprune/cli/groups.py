@@ -42,6 +42,31 @@ ValuesHead = Annotated[
         rich_help_panel=VALUES,
     ),
 ]
+RECONSTRUCTION = "Reconstruction"
+ReconstructName = Annotated[
+    str | None,
+    typer.Option(
+        "--reconstruct",
+        help="block: train each block's kept weights until it gives the dense model's outputs "
+        "again, through the rounding where there are --values. [dim]\\[default: no][/dim]",
+        rich_help_panel=RECONSTRUCTION,
+    ),
+]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        help="Passes over the calibration windows, at most; windows that are not trained on say "
+        "which was the best. [dim]\\[default: 4][/dim]",
+        rich_help_panel=RECONSTRUCTION,
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        help="Adam's first rate, relative to the size of a weight. [dim]\\[default: 0.01][/dim]",
+        rich_help_panel=RECONSTRUCTION,
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,
@@ -145,6 +170,20 @@ class Valuing:
             return recipe
         head = None if self.values_head == "none" else self.values_head
         return recipe.with_changes(values_head=head)
+
+
+@dataclass(frozen=True)
+class Reconstructing:
+    """How blocks are trained."""
+
+    reconstruct: ReconstructName = None
+    epochs: Epochs = None
+    rate: Rate = None
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """The recipe with them; `none` takes away what it has."""
+        options = o.select_given(epochs=self.epochs, rate=self.rate)
+        return o.with_step(recipe, "reconstruct", self.reconstruct, options)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,15 @@ import typer
 
 from symprune.cli import console
 from symprune.cli import options as o
-from symprune.cli.groups import Choosing, Loading, Refining, Running, Valuing, expand
+from symprune.cli.groups import (
+    Choosing,
+    Loading,
+    Reconstructing,
+    Refining,
+    Running,
+    Valuing,
+    expand,
+)
 from symprune.errors import Interrupted
 
 
@@ -38,6 +46,7 @@ def prune(
     allocate: o.Allocate = None,
     spread: o.Spread = None,
     valuing: Valuing,
+    reconstructing: Reconstructing,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -64,7 +73,7 @@ def prune(
         chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
-    chosen = valuing.apply(chosen)
+    chosen = reconstructing.apply(valuing.apply(chosen))
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -97,6 +106,7 @@ def refine_masks(
     bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
     valuing: Valuing,
+    reconstructing: Reconstructing,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -115,14 +125,15 @@ def refine_masks(
     allow_code(method)
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
-        refine=None, update=None, allocate=None, values=None, values_head=None, **changes
-    )
+        refine=None, update=None, allocate=None, values=None, reconstruct=None,
+        values_head=None, **changes,
+    )  # fmt: skip
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
     chosen = o.with_step(chosen, "update", update, fitting)
-    chosen = valuing.apply(chosen)
+    chosen = reconstructing.apply(valuing.apply(chosen))
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:
@@ -163,8 +174,9 @@ def sweep(
         Path,
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
-            "refinements, updates, allocations and values to combine; nsamples, seqlen, "
-            "calibration, bos, values_head, eval_data and eval_windows apply to every combination."
+            "refinements, updates, allocations, values and reconstructions to combine; nsamples, "
+            "seqlen, calibration, bos, values_head, eval_data and eval_windows apply to every "
+            "combination."
         ),
     ],
     output: Annotated[

@@ -9,6 +9,7 @@ earlier ones fill and later ones read: every sample has a mapping of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -96,10 +97,13 @@ class Arguments:
         """For one argument of all samples: one tensor if it has a dimension for samples."""
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != 1:
             return []
-        shape = (self._samples, *leaf.shape[1:])
+        return self.allocate((self._samples, *leaf.shape[1:]), leaf.dtype, leaf.device)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room where that of all samples is made."""
         if self._allocate is None:
-            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
-        return self._allocate(shape, leaf.dtype, leaf.device)
+            return torch.empty(shape, dtype=dtype, device=device)
+        return self._allocate(shape, dtype, device)
 
     def of(self, block: int, samples: range, device: torch.device) -> BlockInputs:
         """What a block takes for consecutive samples, on its device."""
@@ -120,11 +124,14 @@ class Arguments:
         return pick(self._blocks[block])  # type: ignore[no-any-return]
 
     def only(self, samples: range) -> Arguments:
-        """The arguments of some samples, as if there were no others."""
+        """The arguments of some samples, as if there were no others. What blocks write to is a
+        copy: nobody else sees what they leave there."""
         part = Arguments(self._blocks, len(samples), self._allocate)
-        part._kept = {
-            place: kept[samples.start : samples.stop] for place, kept in self._kept.items()
-        }
+        for place, kept in self._kept.items():
+            some = kept[samples.start : samples.stop]
+            if isinstance(some, list):
+                some = [copy(each) if isinstance(each, MutableMapping) else each for each in some]
+            part._kept[place] = some
         return part
 
 

@@ -25,10 +25,11 @@ from symprune.values.grid import OnGrid
 class PrunedBlock:
     """What became of a block: its masks by the names of parameters and, by those of matrices, what
     is on a grid. A parameter that several matrices are stacked in has one mask, and values for
-    each of them."""
+    each of them. unrounded is what was rounded to the grid, where somebody goes on from it."""
 
     masks: MaskSet = field(default_factory=MaskSet)
     values: dict[str, OnGrid] = field(default_factory=dict)
+    unrounded: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Blocks:
@@ -63,13 +64,21 @@ class Blocks:
 
         Blocks before the first were finished by an earlier run; what it did is put into `report`.
         """
-        if tokens is None:
-            return 0, None
+        return 0, None if tokens is None else self.embed(tokens, tick)
+
+    def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
+        """The hidden states in front of the first block."""
         if self.embedded is not None:
-            activations = self.embedded.only(range(len(tokens)))
-            activations.hidden = activations.hidden.clone()
-            return 0, activations
-        return 0, forward.embed(self.layout, tokens, tick, at_once=self.at_once)
+            return self.embedded.only(range(len(tokens))).copy()
+        return forward.embed(self.layout, tokens, tick, at_once=self.at_once)
+
+    def pass_dense(self, tokens: Tensor, first: int) -> forward.Activations:
+        """The dense model's hidden states in front of block `first`, where a run goes on."""
+        activations = self.embed(tokens)
+        for index in range(first):
+            with self.block(index) as block:
+                activations.advance(index, block)
+        return activations
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

@@ -39,11 +39,12 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
 @dataclass
 class Decision:
     """The keep-mask (`[out, in]`) of a matrix, its new weights if they changed, the same as they
-    are on a grid if they are, and figures."""
+    are on a grid if they are, what was rounded to it if that is asked for, and figures."""
 
     keep: Tensor
     weight: Tensor | None = None
     values: OnGrid | None = None
+    unrounded: Tensor | None = None
     figures: dict[str, float] = field(default_factory=dict)
 
 
@@ -105,6 +106,8 @@ def _put_on_grid(
         decision.keep = keep
     else:
         decision.values = rounding(weight, keep, decision.weight, inputs)
+    if recipe.reconstruction is not None:
+        decision.unrounded = weight.clone() if decision.weight is None else decision.weight
     decision.weight = decision.values.dense(keep)
 
 

@@ -7,7 +7,7 @@ were batched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,11 +54,22 @@ class Activations:
     def __len__(self) -> int:
         return self.hidden.shape[0]
 
-    def run(self, index: int, block: nn.Module, samples: range) -> Tensor:
-        """The output of block `index` for consecutive samples."""
+    def run(
+        self,
+        index: int,
+        block: nn.Module,
+        samples: range,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The output of block `index` for consecutive samples; weights, by their names in the
+        block, stand in the place of its own."""
         device = device_of(block)
         args, kwargs = self.arguments.of(index, samples, device)
-        out = block(self.of(samples).to(device), *args, **kwargs)
+        given = (self.of(samples).to(device), *args)
+        if weights is None:
+            out = block(*given, **kwargs)
+        else:
+            out = torch.func.functional_call(block, dict(weights), given, kwargs)
         return out[0] if isinstance(out, tuple | list) else out
 
     def of(self, samples: range) -> Tensor:
@@ -82,10 +93,17 @@ class Activations:
         self.of(samples).copy_(output)
 
     def only(self, samples: range) -> Activations:
-        """Some of the samples, on the same memory."""
+        """Some of the samples, on the same memory; what blocks leave for later ones is its own."""
         hidden, arguments = self.hidden[_slice(samples)], self.arguments.only(samples)
         settings = (self.blocks_return_tuples, self.at_once, self.apart)
         return Activations(hidden, arguments, *settings)
+
+    def copy(self) -> Activations:
+        """The same on memory of its own."""
+        made, hidden = self.only(range(len(self))), self.hidden
+        made.hidden = self.arguments.allocate(tuple(hidden.shape), hidden.dtype, hidden.device)
+        made.hidden.copy_(hidden)
+        return made
 
 
 def _slice(samples: range) -> slice:
@@ -127,11 +145,8 @@ def embed(
     first, inputs, as_tuples = _capture_first(layout, tokens[:1])
     apart = first.shape[0] != 1
     shape = (len(tokens), *first.shape[0 if apart else 1 :])
-    if allocate is None:
-        hidden = torch.empty(shape, dtype=first.dtype, device=first.device)
-    else:
-        hidden = allocate(shape, first.dtype, first.device)
     arguments = Arguments(inputs, len(tokens), allocate)
+    hidden = arguments.allocate(shape, first.dtype, first.device)
     activations = Activations(hidden, arguments, as_tuples, at_once, apart)
     activations.replace(range(1), first)
     tick(0)

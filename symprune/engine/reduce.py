@@ -1,4 +1,4 @@
-"""The statistics of a block, added up over all processes.
+"""The statistics of a block, measured and added up over all processes.
 
 So all of them score the same numbers and make the same masks. Sums are exact (`stats`, `gram`), so
 their order does not show in a bit.
@@ -6,12 +6,68 @@ their order does not show in a bit.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from symprune.engine.collect import Collector
-from symprune.machine import distributed
-from symprune.stats import ChannelStats
+from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.forward import Activations, Tick
+from symprune.errors import SympruneError
+from symprune.gram import memory_of
+from symprune.machine import distributed, memory
+from symprune.models.layout import device_of
+from symprune.models.matrices import Matrix
+from symprune.stats import GRAM, ChannelStats, Needs
+
+
+def measure(
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    found: list[Matrix],
+    needs: Needs,
+    held_out: int | None = None,
+    gram_device: str = "auto",
+    tick: Tick = lambda _: None,
+) -> tuple[Collector, Collector]:
+    """The statistics of a block on all processes' calibration samples and, where a step that fits
+    them is watched, on the held-out ones: the last `held_out` of this process."""
+    settings = (activations, index, block, found)
+    calibrating = len(activations) - (held_out or 0)
+    measured = collect(*settings, needs, tick, range(calibrating), gram_device)
+    reduce(measured)
+    watched = Collector()
+    if held_out is not None and needs.gram:
+        watching = replace(needs, inputs=frozenset({GRAM}), outputs=frozenset())
+        others = range(calibrating, len(activations))
+        watched = collect(*settings, watching, tick, others, gram_device)
+        reduce(watched)
+    return measured, watched
+
+
+def check_gram_memory(
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    found: list[Matrix],
+    held_out: int | None,
+    gram_device: str,
+) -> str:
+    """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
+    widths = distinct_inputs(activations, index, block, found)
+    needed = sum(map(memory_of, widths)) * (1 if held_out is None else 2)
+    where = "disk" if gram_device == "disk" else "memory"
+    device = device_of(block) if gram_device == "auto" else torch.device("cpu")
+    free = memory.free(device)
+    if where == "memory" and needed > free:
+        elsewhere = "disk" if device.type == "cpu" else "cpu or disk"
+        raise SympruneError(
+            f"The Gram matrices of a block need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+            f"free; pass --gram-device {elsewhere}."
+        )
+    return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
 
 
 def reduce(measured: Collector) -> None:
@@ -40,7 +96,7 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: s
         if not any(name in agreed for name in group[0]):
             agreed |= dict.fromkeys(group[0], group)
     done: set[str] = set()
-    for names, channels, collect in agreed.values():
+    for names, channels, wanted in agreed.values():
         if names[0] in done:
             continue
         done.update(names)
@@ -48,7 +104,7 @@ def _reduce(table: dict[str, ChannelStats], device: torch.device, gram_device: s
         stats = (
             met[0]
             if met
-            else ChannelStats(channels, collect, device=device, gram_device=gram_device)
+            else ChannelStats(channels, wanted, device=device, gram_device=gram_device)
         )
         stats.all_reduce()
         table |= dict.fromkeys(names, stats)

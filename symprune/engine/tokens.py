@@ -59,8 +59,9 @@ def check_tokens(tokens: Tensor, model: nn.Module) -> None:
 
 
 def reads_text(recipe: Recipe, needs: Needs) -> bool:
-    """Whether calibration text has a say: in the masks, or in how much each layer gives."""
-    return bool(needs) or recipe.allocation is not None
+    """Whether calibration text has a say: in the masks, in how much each layer gives, or in what
+    the kept weights become."""
+    return bool(needs) or recipe.allocation is not None or recipe.reconstruction is not None
 
 
 def draw_tokens(
@@ -69,7 +70,8 @@ def draw_tokens(
     """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
     settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
     tokens = calibration_tokens(*settings)
-    return tokens, held_out_tokens(*settings) if needs.gram else None
+    watched = needs.gram or recipe.reconstruction is not None
+    return tokens, held_out_tokens(*settings) if watched else None
 
 
 def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:

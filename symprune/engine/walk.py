@@ -21,23 +21,28 @@ from symprune import masks
 from symprune.engine import decide, forward
 from symprune.engine.allocation import divide_budget
 from symprune.engine.blocks import Blocks, PrunedBlock
-from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
-from symprune.engine.reduce import reduce
+from symprune.engine.reconstruct import (
+    Reconstruction,
+    add_figures,
+    check_processes,
+    summary,
+)
+from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
 from symprune.engine.tokens import read_tokens
 from symprune.errors import HalfPrunedError, SympruneError
-from symprune.gram import memory_of
 from symprune.machine import distributed, host, memory
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout, device_of, find_layout
 from symprune.models.matrices import Matrix, kind_of
 from symprune.models.support import check_supported
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, ChannelStats, Needs
+from symprune.stats import ChannelStats, Needs
 from symprune.validation import check_choice
-from symprune.values.grid import OnGrid, fetch
+from symprune.values.grid import fetch
 from symprune.values.scales import round_to_grid
 
 GRAM_DEVICES = ("auto", "cpu", "disk")
@@ -105,6 +110,7 @@ def prune(
     layout = find_layout(model) if blocks is None else blocks.layout
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)
+    check_processes(recipe)
     if base is not None:
         _check_can_start_from_masks(recipe, base, layout)
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
@@ -124,7 +130,7 @@ def prune(
                     "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
                 )
             plan = replace(plan, removed=counts)
-        if needs.gram and held_out is not None:
+        if held_out is not None and (needs.gram or recipe.reconstruction is not None):
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
@@ -133,6 +139,7 @@ def prune(
         if recipe.head_grid is not None and blocks.in_memory:
             report.values |= round_head(model, recipe.head_grid)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
+    report.notes += summary(report.layers)
     report.peak_memory = memory.peak()
     return report
 
@@ -183,19 +190,31 @@ def _walk(
         return lambda done: watch(stage, index, count, done, samples, "")
 
     with _time(report, "embed"):
-        begin = tokens if plan.needs else None
+        begin = tokens if plan.needs or plan.recipe.reconstruction else None
         first, activations = blocks.begin(begin, report, ticker("embed", 0))
+        rebuilt = None
+        if plan.recipe.reconstruction is not None and activations is not None:
+            dense = blocks.pass_dense(tokens, first)
+            rebuilt = Reconstruction(dense, plan.recipe, plan.held_out, layout.prefix)
 
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""
         found = layout.matrices(index)
         measured = watched = Collector()
-        if activations is not None:
+        if activations is not None and plan.needs:
+            settings = (activations, index, block, found)
             with _time(report, "collect"):
                 if plan.needs.gram and index == first:
-                    tell(_check_gram_memory(activations, index, block, found, plan))
-                tick = ticker("collect", index)
-                measured, watched = _collect(activations, index, block, found, plan, tick)
+                    tell(check_gram_memory(*settings, plan.held_out, plan.gram_device))
+                measured, watched = measure(
+                    *settings, plan.needs, plan.held_out, plan.gram_device, ticker("collect", index)
+                )
+        if rebuilt is not None and activations is not None:
+            with _time(report, "reconstruct"):
+                if index == first:
+                    tell(rebuilt.check_memory(index, block, activations))
+                rebuilt.pass_dense(index, block)
+        before = len(report.layers)
         with _time(report, "mask"):
             pruned = prune_block(
                 found,
@@ -205,6 +224,13 @@ def _walk(
                 watched,
                 lambda n: watch("mask", index, count, n, len(found), found[n].name),
             )
+        if rebuilt is not None and activations is not None:
+            with _time(report, "reconstruct"):
+                fitted = rebuilt.fit(
+                    index, block, found, pruned, activations, report.layers[before:], plan.stored,
+                    lambda n: watch("reconstruct", index, count, n, rebuilt.steps, ""),
+                )  # fmt: skip
+                add_figures(report, before, fitted)
         if activations is not None and index + 1 < count:
             with _time(report, "advance"):
                 activations.advance(index, block, ticker("advance", index))
@@ -236,51 +262,6 @@ def _say_how_much_is_pruned(layout: Layout, report: Report) -> Iterator[None]:
         ) from error
 
 
-def _collect(
-    activations: forward.Activations,
-    index: int,
-    block: nn.Module,
-    found: list[Matrix],
-    plan: WalkPlan,
-    tick: forward.Tick,
-) -> tuple[Collector, Collector]:
-    """The statistics of a block on all processes' calibration samples and, where somebody watches,
-    on the held-out ones."""
-    settings, held_out = (activations, index, block, found), plan.held_out
-    calibrating = len(activations) - (held_out or 0)
-    measured = collect(*settings, plan.needs, tick, range(calibrating), plan.gram_device)
-    reduce(measured)
-    watched = Collector()
-    if held_out is not None:
-        watching = replace(plan.needs, inputs=frozenset({GRAM}), outputs=frozenset())
-        others = range(calibrating, len(activations))
-        watched = collect(*settings, watching, tick, others, plan.gram_device)
-        reduce(watched)
-    return measured, watched
-
-
-def _check_gram_memory(
-    activations: forward.Activations,
-    index: int,
-    block: nn.Module,
-    found: list[Matrix],
-    plan: WalkPlan,
-) -> str:
-    """What the Gram matrices of a block will take, as a sentence; an error when it is too much."""
-    widths = distinct_inputs(activations, index, block, found)
-    needed = sum(map(memory_of, widths)) * (1 if plan.held_out is None else 2)
-    where = "disk" if plan.gram_device == "disk" else "memory"
-    device = device_of(block) if plan.gram_device == "auto" else torch.device("cpu")
-    free = memory.free(device)
-    if where == "memory" and needed > free:
-        elsewhere = "disk" if device.type == "cpu" else "cpu or disk"
-        raise SympruneError(
-            f"The Gram matrices of a block need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-            f"free; pass --gram-device {elsewhere}."
-        )
-    return f"Gram matrices: {len(widths)} a block, {needed / 1e6:,.0f} MB of {where}"
-
-
 def prune_block(
     found: list[Matrix],
     measured: Collector,
@@ -300,9 +281,12 @@ def prune_block(
     watched = watched or Collector()
     for number, matrix in enumerate(found):
         tick(number)
-        keep, values = _prune_matrix(matrix, measured, report, plan, watched)
-        if values is not None:
-            done.values[matrix.name] = values
+        decision = _prune_matrix(matrix, measured, report, plan, watched)
+        keep = decision.keep
+        if decision.values is not None:
+            done.values[matrix.name] = decision.values
+        if decision.unrounded is not None:
+            done.unrounded[matrix.name] = decision.unrounded
         removed.append(keep.numel() - masks.count_true(keep.flatten()))
         if matrix.piece is None:
             done.masks[matrix.parameter_name] = keep.T if matrix.transposed else keep
@@ -325,7 +309,7 @@ def prune_block(
 
 def _prune_matrix(
     matrix: Matrix, measured: Collector, report: Report, plan: WalkPlan, watched: Collector
-) -> tuple[Tensor, OnGrid | None]:
+) -> decide.Decision:
     """Make and apply a matrix's mask, `[out, in]`, and its values; how much it removes is reported
     later. A matrix that must not be pruned keeps everything."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
@@ -341,7 +325,7 @@ def _prune_matrix(
             weight.copy_(values.dense())
             dense += ", values rounded to the nearest"
         report.layers.append(replace(layer, dense=dense))
-        return torch.ones_like(weight, dtype=torch.bool), values
+        return decide.Decision(torch.ones_like(weight, dtype=torch.bool), values=values)
     base = None
     if plan.base is not None:
         base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
@@ -364,7 +348,7 @@ def _prune_matrix(
         matrix.weight.copy_(decision.weight.to(stored))
     matrix.apply(decision.keep)
     report.layers.append(replace(layer, figures=decision.figures))
-    return decision.keep, decision.values
+    return decision
 
 
 def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:

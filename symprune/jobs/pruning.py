@@ -28,6 +28,7 @@ from symprune.checkpoint.tensor_files import Shards
 from symprune.engine import bos, decide, walk
 from symprune.engine.arguments import Allocate
 from symprune.engine.bos import Bos
+from symprune.engine.reconstruct import check_processes
 from symprune.engine.tokens import draw_tokens, reads_text
 from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
@@ -106,6 +107,7 @@ def prune(
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
     device = distributed.start(prepared.device)
+    check_processes(job.recipe)
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
     texts = _read_texts(job, tokenizer, seqlen, tell)

@@ -58,6 +58,7 @@ class Grid:
     updates: list[Any] = field(default_factory=lambda: [None])
     allocations: list[Any] = field(default_factory=lambda: [None])
     values: list[Any] = field(default_factory=lambda: [None])
+    reconstructions: list[Any] = field(default_factory=lambda: [None])
     token_limits: list[float | None] = field(default_factory=lambda: [None])
     values_head: str | None = None
     calibration: str = "c4"
@@ -98,10 +99,13 @@ class Grid:
             self.updates,
             self.allocations,
             self.values,
+            self.reconstructions,
             self.token_limits,
             self.seeds,
         )
-        for method, amount, group, refine, update, allocate, values, limit, seed in combinations:
+        for (
+            method, amount, group, refine, update, allocate, values, reconstruct, limit, seed,
+        ) in combinations:  # fmt: skip
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
             for params in self._params(name, named):
@@ -114,6 +118,7 @@ class Grid:
                     update=update,
                     allocate=None if "pattern" in amount else allocate,
                     values=values,
+                    reconstruct=reconstruct,
                     values_head=self.values_head,
                     token_limit=limit,
                     calibration=self.calibration,

@@ -1,0 +1,143 @@
+"""Kept weights trained, with the masks fixed, until a block's outputs are the dense model's again.
+
+Block after block, Adam descends the squared error of the outputs. A token's error is divided by
+1 + its update's size / (4 x the median one), so that the few huge tokens do not rule. After every
+epoch windows that are not trained on say how good the weights are; the best are kept, if they are
+better than what the fit began with. (BR, "Rethinking Pruning Large Language Models", EMNLP 2024;
+"A Free Lunch in LLM Compression", arXiv 2510.14444.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from symprune.machine import host
+from symprune.reconstruct.weights import Weights, keep_state, restore_state
+from symprune.validation import check_choice, check_not_negative, check_positive
+
+INPUTS = ("pruned", "dense")
+USUAL = 4  # median updates at which a token's error counts half
+BETAS = (0.9, 0.95)
+PATIENCE = 2  # epochs in a row that bring nothing
+
+
+@dataclass(frozen=True)
+class BlockReconstruction:
+    """Kept weights of a block trained on the dense model's outputs.
+
+    epochs: passes over the calibration windows, at most. rate: of Adam at the start, relative to
+    the size of a kept weight; it falls to zero along a cosine. scale_rate: the same for the scales
+    of values on a grid. batch: windows to a step. inputs: of the block, from the `pruned` blocks
+    before it or from the `dense` ones; the targets are the dense model's either way.
+    """
+
+    name: ClassVar[str] = "block"
+    epochs: int = 4
+    rate: float = 0.01
+    scale_rate: float = 0.005
+    batch: int = 1
+    inputs: str = "pruned"
+
+    def __post_init__(self) -> None:
+        check_positive(epochs=self.epochs, rate=self.rate, batch=self.batch)
+        check_not_negative(scale_rate=self.scale_rate)
+        check_choice("inputs", self.inputs, INPUTS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A block to fit: run(weights, sample) is its output with these weights (by name) in the place
+    of its own, target(sample) what it should be. importance, `[samples, ...]`, is what a token's
+    squared error counts for, unit what a squared error is measured in."""
+
+    run: Callable[[Mapping[str, Tensor], int], Tensor]
+    target: Callable[[int], Tensor]
+    importance: Tensor
+    unit: float
+
+    def loss(self, weights: Mapping[str, Tensor], sample: int) -> Tensor:
+        """The squared error of one sample."""
+        output = self.run(weights, sample)
+        error = (output.float() - self.target(sample).float()).square().sum(-1)
+        return (error * self.importance[sample]).sum() / self.unit
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The error on the windows that watched, before and after, and the epochs it took."""
+
+    before: float
+    after: float
+    epochs: int
+
+
+def importance_of(sizes: Tensor) -> Tensor:
+    """What each token's squared error counts for, from the sizes of its sample's updates."""
+    usual = sizes.flatten().median().clamp(min=torch.finfo(sizes.dtype).tiny)
+    return (1 + sizes / (USUAL * usual)) ** -2
+
+
+@torch.enable_grad()
+def fit(
+    trained: Mapping[str, Weights],
+    problem: Problem,
+    fitting: Sequence[int],
+    watching: Sequence[int],
+    options: BlockReconstruction,
+    generator: torch.Generator,
+    tick: Callable[[int], None] = lambda _: None,
+) -> Fitted:
+    """Train on the samples `fitting`, in an order the generator draws; `watching` decide. What is
+    trained holds the best weights afterwards, those it came with if none were better."""
+    parts = list(trained.values())
+    adam = torch.optim.Adam(
+        [group for part in parts for group in part.groups(options.rate, options.scale_rate)],
+        betas=BETAS,
+    )
+    first = [group["lr"] for group in adam.param_groups]
+    steps, done = options.epochs * -(-len(fitting) // options.batch), 0
+    before = least = _watch(trained, problem, watching)
+    best, best_epoch, epoch = keep_state(parts), 0, 0
+    for epoch in range(1, options.epochs + 1):
+        order = torch.randperm(len(fitting), generator=generator).tolist()
+        for start in range(0, len(order), options.batch):
+            some = [fitting[number] for number in order[start : start + options.batch]]
+            _descend(trained, problem, some, adam)
+            done += 1
+            share = (1 + math.cos(math.pi * done / steps)) / 2
+            for group, rate in zip(adam.param_groups, first, strict=True):
+                group["lr"] = rate * share
+            tick((epoch - 1) * len(order) + start)
+        error = _watch(trained, problem, watching)
+        if error < least:
+            least, best, best_epoch = error, keep_state(parts), epoch
+        if epoch - best_epoch >= PATIENCE:
+            break
+    restore_state(parts, best)
+    return Fitted(before, least, epoch)
+
+
+def _descend(
+    trained: Mapping[str, Weights], problem: Problem, samples: list[int], adam: torch.optim.Adam
+) -> None:
+    """One step of Adam on the error of some samples, one after the other."""
+    adam.zero_grad()
+    for sample in samples:
+        problem.loss({name: part.made() for name, part in trained.items()}, sample).backward()
+    for part in trained.values():
+        part.mask_gradient()
+    adam.step()
+
+
+@torch.no_grad()
+def _watch(trained: Mapping[str, Weights], problem: Problem, samples: Sequence[int]) -> float:
+    """The mean error of samples with the weights as they would be written."""
+    weights = {name: part.written() for name, part in trained.items()}
+    errors = host.bring([problem.loss(weights, sample) for sample in samples])
+    return math.fsum(errors) / len(errors)
