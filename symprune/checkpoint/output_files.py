@@ -71,6 +71,10 @@ class OutputFiles:
         """The tensors written so far."""
         return Shards(self.folder, self.source.files)
 
+    def open_computed(self) -> Shards:
+        """The same: blocks are computed with what will be written."""
+        return self.open_written()
+
     def write_block(self, index: int, pruned: PrunedBlock) -> dict[str, str]:
         """The block that is in memory, and its masks, on the disk when this returns; the digests of
         what was written, for `take_up`."""

@@ -114,6 +114,13 @@ class PackedFiles:
             return open_shards(self.folder)
         return self.open_parts()
 
+    def open_computed(self) -> Shards:
+        """The tensors written so far, as the blocks were computed with them: values on a grid are
+        more precise than the type of the plain files."""
+        written = self.open_parts()
+        written.exact = True
+        return written
+
     def open_parts(self) -> PackedShards:
         """The tensors of the parts that are there."""
         paths = sorted(self.parts.glob("block-*.safetensors"))

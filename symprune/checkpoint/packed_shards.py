@@ -187,7 +187,10 @@ def text_of(header: Header) -> str:
 
 
 class PackedShards(Shards):
-    """The tensors of a packed checkpoint, as if it were not: under their names, in their files."""
+    """The tensors of a packed checkpoint, as if it were not: under their names, in their files.
+
+    exact: what is packed comes in fp32, as it is computed with, not in the plain file's type.
+    """
 
     def __init__(
         self,
@@ -213,7 +216,7 @@ class PackedShards(Shards):
             if tensor.dtype != DTYPES[entry.dtype] or tuple(tensor.shape) != entry.shape:
                 raise SympruneError(f"{name} in {self.folder} is stored in another shape or type.")
             return tensor
-        dtype = DTYPES[entry.dtype]
+        dtype = torch.float32 if self.exact else DTYPES[entry.dtype]
         if place.is_whole:
             tensor = self._decode(place.parameter, dtype)
         else:

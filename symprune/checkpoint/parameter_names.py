@@ -26,8 +26,11 @@ NEEDED = "transformers>=5.6"
 
 
 class Tensors(Protocol):
-    """Something that tensors can be read from by name."""
+    """Something that tensors can be read from by name. exact: as they are computed with, whatever
+    the checkpoint's type."""
 
+    @property
+    def exact(self) -> bool: ...
     def read(self, name: str) -> Tensor: ...
 
 
@@ -123,7 +126,7 @@ class Names:
         """Read parameters (and buffers) and put them into the model."""
         for name in parameters:
             for target, value in self._assemble(tensors, name).items():
-                self._set(target, value, device)
+                self._set(target, value, device, tensors.exact)
 
     def read(self, tensors: Tensors, name: str) -> Tensor:
         """A parameter as the checkpoint has it, put together if it is in pieces there."""
@@ -140,7 +143,7 @@ class Names:
             made = rule.convert(name, model=self.model, config=self.model.config)
         return {k: v[0] if isinstance(v, list) else v for k, v in made.items()}
 
-    def _set(self, name: str, value: Tensor, device: torch.device) -> None:
+    def _set(self, name: str, value: Tensor, device: torch.device, exact: bool) -> None:
         path, _, leaf = name.rpartition(".")
         module = self.model.get_submodule(path)
         there = getattr(module, leaf)
@@ -149,18 +152,19 @@ class Names:
                 f"{name} is {tuple(value.shape)} in the checkpoint, "
                 f"{tuple(there.shape)} by its configuration."
             )
-        value = self._cast(name, value).to(device)
+        value = self._cast(name, value, exact).to(device)
         if leaf in module._buffers:
             module._buffers[leaf] = value
         else:
             module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
 
-    def _cast(self, name: str, value: Tensor) -> Tensor:
+    def _cast(self, name: str, value: Tensor, exact: bool) -> Tensor:
         wide = any(re.search(pattern, name) for pattern in self._wide)
         if wide and value.is_floating_point():
             return value.to(torch.float32)
         if self._made_as[name] == self.types.made and value.is_floating_point():
-            return value.to(self.types.stored).to(self.types.computed)
+            stored = value if exact else value.to(self.types.stored)
+            return stored.to(self.types.computed)
         return value.to(self._made_as[name])
 
     def take_apart(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

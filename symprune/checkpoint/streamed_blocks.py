@@ -59,7 +59,7 @@ class StreamedBlocks(Blocks):
         first, activations = done.hidden, self.embed(tokens, tick)
         if first and not distributed.all_agree(self.states.restore(first, activations.hidden)):
             first, activations = 0, self.embed(tokens, tick)
-        written = self.files.open_written()
+        written = self.files.open_computed()
         for index in range(first, done.finished):
             with self.streamed.block(index, written) as block:
                 activations.advance(index, block)

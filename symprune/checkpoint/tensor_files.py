@@ -148,6 +148,7 @@ class Witness(Protocol):
 class Shards:
     """The tensors of a folder's safetensors files, read one at a time."""
 
+    exact: bool = False
     witness: Witness | None = None
 
     def __init__(self, folder: Path, names: Iterable[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import symprune
 from symprune import MaskSet, Recipe
-from symprune.checkpoint import packed
+from symprune.checkpoint import packed, resume
 from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.tensor_files import Shards
@@ -110,12 +110,14 @@ def test_a_matrix_that_is_pruned_but_no_smaller_is_written_plain(tmp_path: Path)
     assert torch.equal(view.read(name), plain.read(name))
 
 
+@pytest.mark.parametrize("states_kept", [True, False])
 @pytest.mark.parametrize("block", [0, 1])
 def test_a_killed_run_goes_on_to_the_same_bytes(
-    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: int, states_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense = make_dense(tmp_path / "dense")
     prune(dense, tmp_path / "whole", recipe())
+    monkeypatch.setattr(resume.HiddenStates, "due", lambda _: states_kept)
     finish = StreamedBlocks.finish
 
     class Killed(BaseException):

@@ -103,8 +103,9 @@ def test_it_follows_every_step_and_leaves_the_masks_alone(recipe: Recipe) -> Non
 @pytest.mark.parametrize("sparsity", [0.5, 0])
 def test_values_stay_on_their_grid(family: str, sparsity: float) -> None:
     model, plain = families.model(family), families.model(family)
-    recipe = FITTED.with_changes(values="int3", sparsity=sparsity)
-    report = prune(model, recipe)
+    recipe, tokens = FITTED.with_changes(values="int3", sparsity=sparsity), families.tokens(10)
+    # Watched on tokens that are trained on: on others, untrained experts learn nothing that holds.
+    report = symprune.prune(model, tokens, recipe, held_out=tokens[:4])
     without = prune(plain, recipe.with_changes(reconstruct=None))
     changed = False
     for matrix in find_layout(model).all_matrices():
