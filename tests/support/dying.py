@@ -3,7 +3,8 @@ often.
 
 ACTION is pack, unpack, save, copy or prune. Every attempt is a process of its own, forked from this
 one, that gets SIGKILL before its n-th change of the disk; each comes STRIDE changes further than
-the one before it, until one comes to the end. After each, OUTPUT must be whole or not there.
+the one before it, until one comes to the end. After each, OUTPUT must be whole or not there. With a
+STRIDE of 0 nothing is killed.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ ACTIONS: dict[str, Callable[[Path, Path], object]] = {
 
 
 def attempt(action: str, source: Path, output: Path, number: int) -> int:
-    """How a process ended that was to be killed before its n-th change."""
+    """How a process ended that was to be killed before its n-th change, 0 for never."""
     process = os.fork()
     if process == 0:
         try:
@@ -97,7 +98,7 @@ def check_whole(output: Path) -> None:
 def main(action: str, source: Path, output: Path, stride: int) -> None:
     killed = 0
     while True:
-        status = attempt(action, source, output, 1 + stride * killed)
+        status = attempt(action, source, output, stride * killed + bool(stride))
         check_whole(output)
         if not os.WIFSIGNALED(status):
             break
