@@ -59,7 +59,7 @@ class GramSum:
         self, channels: int, device: torch.device | str, scale: Tensor | None = None
     ) -> None:
         self.channels = channels
-        self.width = -(-channels // max(1, min(MOST_STRIPES, channels // STRIPE)))
+        self.width = _stripe_width(channels)
         self.matrix = _square(channels, device)
         self.scale = None if scale is None else scale.to(self.matrix.device)
         # The blocks on the diagonal have no mirror image to keep their rests in.
@@ -165,8 +165,11 @@ def scale_of(sample: Tensor) -> Tensor:
 
 def memory_of(channels: int) -> int:
     """Bytes a sum takes."""
-    width = -(-channels // max(1, min(MOST_STRIPES, channels // STRIPE)))
-    return 4 * channels * (channels + width)
+    return 4 * channels * (channels + _stripe_width(channels))
+
+
+def _stripe_width(channels: int) -> int:
+    return -(-channels // max(1, min(MOST_STRIPES, channels // STRIPE)))
 
 
 def _square(width: int, device: torch.device | str) -> Tensor:
