@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from killing import repeat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from symprune import MaskSet, Recipe
@@ -96,15 +97,12 @@ def check_whole(output: Path) -> None:
 
 
 def main(action: str, source: Path, output: Path, stride: int) -> None:
-    killed = 0
-    while True:
+    def attempt_and_check(killed: int) -> int:
         status = attempt(action, source, output, stride * killed + bool(stride))
         check_whole(output)
-        if not os.WIFSIGNALED(status):
-            break
-        killed += 1
-    print(killed)
-    sys.exit(os.waitstatus_to_exitcode(status))
+        return status
+
+    repeat(attempt_and_check)
 
 
 if __name__ == "__main__":
