@@ -3,7 +3,8 @@ often.
 
 ACTION is pack, unpack, save, copy or prune. Every attempt is a process of its own, forked from this
 one, that gets SIGKILL before its n-th change of the disk; each comes STRIDE changes further than
-the one before it, until one comes to the end. After each, OUTPUT must be whole or not there.
+the one before it, until one comes to the end. After each, OUTPUT must be whole or not there. With a
+STRIDE of 0 nothing is killed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from killing import repeat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from symprune import MaskSet, Recipe
@@ -75,7 +77,7 @@ ACTIONS: dict[str, Callable[[Path, Path], object]] = {
 
 
 def attempt(action: str, source: Path, output: Path, number: int) -> int:
-    """How a process ended that was to be killed before its n-th change."""
+    """How a process ended that was to be killed before its n-th change, 0 for never."""
     process = os.fork()
     if process == 0:
         try:
@@ -95,15 +97,12 @@ def check_whole(output: Path) -> None:
 
 
 def main(action: str, source: Path, output: Path, stride: int) -> None:
-    killed = 0
-    while True:
-        status = attempt(action, source, output, 1 + stride * killed)
+    def attempt_and_check(killed: int) -> int:
+        status = attempt(action, source, output, stride * killed + bool(stride))
         check_whole(output)
-        if not os.WIFSIGNALED(status):
-            break
-        killed += 1
-    print(killed)
-    sys.exit(os.waitstatus_to_exitcode(status))
+        return status
+
+    repeat(attempt_and_check)
 
 
 if __name__ == "__main__":

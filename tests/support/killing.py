@@ -11,7 +11,9 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from symprune import Recipe
 from symprune.checkpoint import resume
@@ -37,22 +39,30 @@ def begin(model: str, output: str, text: str) -> int:
     return process
 
 
+def repeat(attempt: Callable[[int], int]) -> NoReturn:
+    """Attempt something, told how often it was killed before, until it is not; then end as it did,
+    with the number of kills printed. attempt returns how its process ended."""
+    killed = 0
+    while os.WIFSIGNALED(status := attempt(killed)):
+        killed += 1
+    print(killed)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+
 def main(model: str, output: str, first: str, text: str) -> None:
     process, start = begin(model, first, text), time.monotonic()
     if os.waitpid(process, 0)[1]:
         sys.exit("The first run failed.")
-    whole, chance, killed = time.monotonic() - start, random.Random(0), 0
-    while True:
+    whole, chance = time.monotonic() - start, random.Random(0)
+
+    def attempt(killed: int) -> int:
         process = begin(model, output, text)
         if killed < 5:
             time.sleep(chance.uniform(0, whole / 5))
             os.kill(process, signal.SIGKILL)
-        status = os.waitpid(process, 0)[1]
-        if not os.WIFSIGNALED(status):
-            break
-        killed += 1
-    print(killed)
-    sys.exit(os.waitstatus_to_exitcode(status))
+        return os.waitpid(process, 0)[1]
+
+    repeat(attempt)
 
 
 if __name__ == "__main__":

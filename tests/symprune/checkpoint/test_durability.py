@@ -40,12 +40,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_kill_at_any_change_of_the_disk_loses_nothing(
     action: str, source: str, stride: int, folders: Path, tmp_path: Path
 ) -> None:
-    dying.ACTIONS[action](folders / source, tmp_path / "whole")
-    arguments = [action, folders / source, tmp_path / "out", stride]
-    command = [sys.executable, dying.__file__, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert int(done.stdout) >= 5
+    kills = {}
+    for name, every in (("whole", 0), ("out", stride)):
+        arguments = [action, folders / source, tmp_path / name, every]
+        command = [sys.executable, dying.__file__, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        kills[name] = int(done.stdout)
+    assert kills["whole"] == 0 and kills["out"] >= 5
     whole, out = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
         for name in ("whole", "out")
