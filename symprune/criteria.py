@@ -51,6 +51,8 @@ class Criterion:
                 raise SympruneError(
                     f"{name} of {owner} is a power from 0 to {LARGEST_POWER}, not {found[name]}."
                 )
+        if self.name == "stochria" and "beta" in found:
+            scores.check_share(found["beta"])
         return found
 
     def __call__(

@@ -18,7 +18,13 @@ from symprune.machine import durable
 from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
-from symprune.validation import check_choice, check_names, parse_yaml, to_mapping
+from symprune.validation import (
+    check_choice,
+    check_names,
+    check_small_file,
+    parse_yaml,
+    to_mapping,
+)
 from symprune.values import Rounding, choose_rounding
 from symprune.values.grid import GRIDS, Grid
 
@@ -26,7 +32,6 @@ BOS = ("auto", "always", "never")
 HEAD_VALUES = ("int8", "int4")
 MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
-LARGEST = 10**7  # bytes of a recipe or a grid
 SHIPPED = Path(__file__).parent / "recipes"
 
 
@@ -252,10 +257,7 @@ class Recipe:
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
     try:
-        if path.exists() and not path.is_file():
-            raise SympruneError(f"{what.capitalize()} {path} is not a file.")
-        if path.exists() and path.stat().st_size > LARGEST:
-            raise SympruneError(f"{what.capitalize()} {path} is larger than {LARGEST:,} bytes.")
+        check_small_file(path, what.capitalize())
         values = parse_yaml(path.read_text())
     except OSError as error:
         raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error

@@ -154,8 +154,7 @@ def stochria(
     `independent` draws one per row and one per column, as the formula says; `shared` draws one set
     of columns for all rows and one set of rows for all columns, which is a gather and much faster.
     """
-    if not 0 < beta <= 1:
-        raise SympruneError(f"Method stochria takes beta in (0, 1], not {beta:g}.")
+    check_share(beta)
     magnitudes = weight.abs()
     tau = max(1, round(beta * min(weight.shape)))
     if sampling == "independent":
@@ -239,6 +238,12 @@ def _weigh(
 def _choose_sum(squared: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """left + right, or sqrt(left^2 + right^2): the objective with squared norms (appendix E.2)."""
     return torch.hypot if squared else torch.add
+
+
+def check_share(beta: float) -> None:
+    """The share of a row and a column that stochRIA draws."""
+    if not 0 < beta <= 1:
+        raise SympruneError(f"Method stochria takes beta in (0, 1], not {beta:g}.")
 
 
 def _balance(x: Tensor, y: Tensor, balance: float | None) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 import yaml
@@ -20,6 +21,7 @@ from symprune.errors import SympruneError
 
 T = TypeVar("T")
 DEEPEST = 32  # levels of a YAML file
+LARGEST = 10**7  # bytes of one
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 IN_WORDS = {
     "bool": "true or false",
@@ -123,6 +125,15 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+
+def check_small_file(path: Path, what: str) -> None:
+    """Refuse to read what has no end or is no list of settings; that nothing is there is found out
+    by reading it."""
+    if path.exists() and not path.is_file():
+        raise SympruneError(f"{what} {path} is not a file.")
+    if path.exists() and path.stat().st_size > LARGEST:
+        raise SympruneError(f"{what} {path} is larger than {LARGEST:,} bytes.")
 
 
 def parse_yaml(text: str) -> Any:

@@ -51,11 +51,13 @@ def deploy(
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
     from symprune.fed.flower.apps import need_flower
+    from symprune.fed.problems.make import check_specs
     from symprune.fed.remote.job import TrainingJob
 
     need_flower()
     from symprune.fed.flower.deploy import Deployment
 
+    check_specs(data, model, split)
     problem = {"data": data, "model": model, "split": split, "clients": clients}
     job = TrainingJob(
         algorithm,

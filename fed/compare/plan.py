@@ -13,7 +13,7 @@ from symprune.fed.algorithms import choose
 from symprune.fed.compare.runs import Entry
 from symprune.fed.problems.make import make_problem
 from symprune.fed.protocol import check
-from symprune.validation import parse_yaml, read_numbers
+from symprune.validation import check_small_file, parse_yaml, read_numbers
 
 DEFAULTS = {"rounds": 100, "seeds": [0], "metric": "accuracy", "evaluate_every": 1, "targets": []}
 ENTRY = ("algorithm", "label", "tune")
@@ -34,6 +34,7 @@ class Plan:
 
 def read_plan(file: Path) -> Plan:
     try:
+        check_small_file(file, "The plan")
         content = read_numbers(parse_yaml(file.read_text()))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SympruneError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None

@@ -52,12 +52,18 @@ class Dataset:
 
 def load(spec: str) -> Dataset:
     """The data set a spec names: `name` or `name:path`."""
+    check_data(spec)
+    name, _, place = spec.partition(":")
+    return LOADERS[name](place)
+
+
+def check_data(spec: str) -> None:
+    """Fail where a spec names no data set, whether or not this machine has its files."""
     name, _, place = spec.partition(":")
     if name not in LOADERS:
         raise SympruneError(f"Unknown data set {name!r}; choose from {', '.join(LOADERS)}.")
     if place and name in WITHOUT_PLACE:
         raise SympruneError(f"The data set {name} comes with scikit-learn and takes no {place!r}.")
-    return LOADERS[name](place)
 
 
 def digits(place: str = "") -> Dataset:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problems.datasets import Dataset, load
+from symprune.fed.problems.datasets import Dataset, check_data, load
 from symprune.fed.problems.losses import (
     Linear,
     Logistic,
@@ -20,7 +20,7 @@ from symprune.fed.problems.losses import (
     squared_error,
 )
 from symprune.fed.problems.networks import NETWORKS, network
-from symprune.fed.problems.partitions import partition
+from symprune.fed.problems.partitions import check_partition, partition
 from symprune.fed.problems.problem import Problem, Rows, stack_rows
 from symprune.fed.problems.quadratic import normal_equations
 from symprune.fed.randomness import check_seed
@@ -82,6 +82,20 @@ def make_problem(
     return Problem(loss, rows, l2, nonconvex, test, own_test, name=name)
 
 
+def check_specs(data: str, model: str | None, split: str) -> None:
+    """Fail where a name means nothing, without a look at the data."""
+    check_data(data)
+    check_partition(split)
+    if model is not None:
+        check_model(model)
+
+
+def check_model(model: str) -> None:
+    known = (*CONVEX, *NETWORKS)
+    if model.partition(":")[0] not in known:
+        raise SympruneError(f"Unknown model {model!r}; choose from {', '.join(known)}.")
+
+
 def make_loss(model: str, data: Dataset) -> Loss:
     """The loss a model's name stands for on this data."""
     features = data.x.shape[1:]
@@ -101,9 +115,7 @@ def make_loss(model: str, data: Dataset) -> Loss:
         return Softmax(features[0], data.classes)
     if model == "linear":
         return Linear(features[0])
-    if model.partition(":")[0] not in NETWORKS:
-        known = ", ".join((*CONVEX, *NETWORKS))
-        raise SympruneError(f"Unknown model {model!r}; choose from {known}.")
+    check_model(model)
     if data.classes == 2:
         raise SympruneError(f"Networks need labels 0, 1, ...; {data.name} has -1 and +1.")
     make = partial(network(model), tuple(features), data.classes or 1)

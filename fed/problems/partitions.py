@@ -210,11 +210,17 @@ DEFAULTS = {
 }
 
 
-def partition(data: Dataset, spec: str, clients: int, seed: int = 0) -> list[Tensor]:
-    """The partition a spec names: `"iid"`, `"class:2"`, `"dirichlet:0.3"`, `"blocks:2"`, ..."""
-    name, _, argument = spec.partition(":")
+def check_partition(spec: str) -> None:
+    """Fail where a spec names no partition."""
+    name = spec.partition(":")[0]
     if name not in PARTITIONS:
         raise SympruneError(f"Unknown partition {name!r}; choose from {', '.join(PARTITIONS)}.")
+
+
+def partition(data: Dataset, spec: str, clients: int, seed: int = 0) -> list[Tensor]:
+    """The partition a spec names: `"iid"`, `"class:2"`, `"dirichlet:0.3"`, `"blocks:2"`, ..."""
+    check_partition(spec)
+    name, _, argument = spec.partition(":")
     if clients < 1:
         raise SympruneError(f"Cannot split data over {clients} clients.")
     if clients > len(data):

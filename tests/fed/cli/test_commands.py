@@ -181,6 +181,9 @@ def test_bad_input_is_one_sentence_that_names_the_culprit(
         (("--l2", "-1"), "l2 must be 0 or more"),
         (("--folder", "file"), "is a file, not a folder"),
         (("--folder", "."), "holds files that are no deployment's"),
+        (("--data", "nope"), "Unknown data set 'nope'"),
+        (("--split", "nope"), "Unknown partition 'nope'"),
+        (("--model", "nope"), "Unknown model 'nope'"),
     ],
 )
 def test_a_deployment_that_cannot_be_is_refused(
@@ -206,6 +209,11 @@ def test_ports_go_with_a_deployment(tmp_path: Path) -> None:
     for option in ("--port", "--node-port", "--timeout"):
         with pytest.raises(SympruneError, match=f"{option} goes with --deploy"):
             invoke("prune", "--model", str(tmp_path), "--clients", "2", option, "5")
+
+
+def test_a_comparison_is_read_from_a_file_only() -> None:
+    with pytest.raises(SympruneError, match="The plan /dev/zero is not a file"):
+        read_plan(Path("/dev/zero"))
 
 
 def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ BAD_OPTIONS = [
     (["--alpha", "inf"], "alpha .* power from 0 to 16"),
     (["--alpha", "-3"], "alpha .* power from 0 to 16"),
     (["--alpha", "1e9"], "alpha .* power from 0 to 16"),
+    (["--method", "stochria", "--beta", "2"], "stochria takes beta in"),
     (["--alpha", "nan"], "alpha .* cannot be nan"),
     (["--nsamples", "1000000000000"], "nsamples must be a whole number from 1 to"),
     (["--seqlen", "1000000000000"], "seqlen must be a whole number from 1 to"),
