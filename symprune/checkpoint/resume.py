@@ -306,23 +306,19 @@ def watch_input(progress: Progress, shards: Shards) -> None:
     """Have every tensor that is read compared with what earlier attempts read.
 
     Those that are not needed again are read only if the system says that somebody wrote to their
-    file: its inode or the time of its last change, which no user can set, is another.
+    file: its inode or the time of its last change, which no user can set, is another. Nothing that
+    is finished depends on a tensor that was never read.
     """
     shards.witness = _Reader(progress, shards)
     if shards.folder.parent == progress.folder:
         return  # a copy of our own, which was compared with its checksums
     for name in shards.files:
-        path = shards.folder / name
-        about = path.stat()
+        about = (shards.folder / name).stat()
         now = [about.st_ino, about.st_ctime_ns]
         if progress.files.get(name, now) != now:
             for entry in shards.headers[name].entries:
-                if progress.finished and entry.name not in progress.read:
-                    raise SympruneError(
-                        f"{path} was written to since the unfinished run began, and whether it is "
-                        "the same cannot be told; pass --restart to begin anew."
-                    )
-                shards.digest(entry.name)
+                if entry.name in progress.read:
+                    shards.digest(entry.name)
         progress.files[name] = now
     progress.save()
 

@@ -15,7 +15,7 @@ from symprune import Recipe, prune
 from symprune.allocate.budget import Layer
 from symprune.allocate.by_error import by_error, sum_lowest
 from symprune.allocate.owl import owl
-from symprune.engine import allocation, walk
+from symprune.engine import allocation, reduce
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.stats import Needs
@@ -133,13 +133,13 @@ def test_a_model_loses_exactly_what_equal_shares_take(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
     """What was collected, a pass over a block each."""
     asked: list[Needs] = []
-    collect = walk.collect
+    collect = reduce.collect
 
     def watched(*arguments: Any, **named: Any) -> Any:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    for module in (allocation, walk):
+    for module in (allocation, reduce):
         monkeypatch.setattr(module, "collect", watched)
     return asked
 
