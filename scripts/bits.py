@@ -30,6 +30,7 @@ from symprune.models.layout import Layout, find_layout
 from symprune.values.grid import GRIDS, GROUP, in_groups
 
 FLOAT_BITS = 16
+RESULT = {"key": str, "test": float, "valid": float}
 SERIES = {  # label -> amount and solve, colour, marker
     "all kept, nearest": ("0", "nearest", "#b9b9b4", "o"),
     "all kept, GPTQ": ("0", "gptq", "#83837e", "s"),
@@ -149,10 +150,10 @@ def main(
     more = range(1, seeds if cells != "none" else 0)
     wanted += [Cell(c.amount, c.values, c.solve, seed) for c in MAIN for seed in more]
     wanted = [cell for cell in wanted if cell.amount in amounts.split(",")]
-    done = read_results(output)
+    done = read_results(output, RESULT)
     if any(cell.key not in done for cell in wanted) or "dense" not in done:
         _run(model, wanted, text, (eval_data, valid_data), eval_windows, output)
-        done = read_results(output)
+        done = read_results(output, RESULT)
     rows: dict[Cell, list[dict[str, Any]]] = {}
     for cell in (*MAIN, *OTHERS):
         every = [Cell(cell.amount, cell.values, cell.solve, seed).key for seed in range(seeds)]
@@ -190,10 +191,10 @@ def _run(
         kind: calibration.encode(tokenizer, calibration.text(source, "test"))
         for kind, source in zip(("test", "valid"), data, strict=True)
     }
-    if "dense" not in read_results(output):
+    if "dense" not in read_results(output, RESULT):
         append_result(output, {"key": "dense", **measure(model, texts, seqlen, windows)})
     for number, cell in enumerate(cells):
-        if cell.key in read_results(output):
+        if cell.key in read_results(output, RESULT):
             continue
         console.out.print(f"{number + 1}/{len(cells)} {cell.key}")
         recipe, start = cell.recipe(text), time.perf_counter()

@@ -178,7 +178,7 @@ def accuracies(table: str, setup: Setup, tasks: str, task_data: Path | None, lim
     names = list(zeroshot.THESIS_TASKS) if tasks == "thesis" else tasks.split(",")
     zeroshot.check_tasks(names, task_data)
     shown_table = Table("row", *names, "mean", "thesis", title=f"Table {table}, {setup.model}")
-    done = read_results(setup.output)
+    done = read_results(setup.output, {"key": str, "tasks": dict})
     for line in TABLES[table]:
         key = f"{table}/{setup.model}/{line.label}/{tasks}/{limit}/{sorted(setup.shared.items())}"
         if key not in done:

@@ -291,8 +291,9 @@ class Sweep:
         return list(found.values())
 
 
-def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Finished cells by key; a line that is none, cut short by an interruption, does not count."""
+def read_results(path: Path, kinds: Mapping[str, type] = RESULT) -> dict[str, dict[str, Any]]:
+    """Finished cells by key; a line that is none, cut short by an interruption, does not count.
+    kinds: what every line has, if they are not those of a sweep."""
     found: dict[str, dict[str, Any]] = {}
     if not path.exists():
         return found
@@ -301,7 +302,7 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
             result = parse_json(line)
         except ValueError:
             continue
-        if has_kinds(result, RESULT):
+        if has_kinds(result, kinds):
             found[result["key"]] = result
     return found
 
