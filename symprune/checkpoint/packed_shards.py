@@ -192,6 +192,8 @@ class PackedShards(Shards):
     exact: what is packed comes in fp32, as it is computed with, not in the plain file's type.
     """
 
+    exact = False
+
     def __init__(
         self,
         stored: Shards,
@@ -227,6 +229,9 @@ class PackedShards(Shards):
         if tensor.numel() != math.prod(entry.shape):
             raise SympruneError(f"{name} in {self.folder} is packed in another shape.")
         return tensor.view(entry.shape)
+
+    def is_exact(self, name: str) -> bool:
+        return self.exact and name in self.places
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:
         whole = self.read(name).contiguous().reshape(-1).view(torch.uint8).numpy()

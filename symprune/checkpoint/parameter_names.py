@@ -26,11 +26,10 @@ NEEDED = "transformers>=5.6"
 
 
 class Tensors(Protocol):
-    """Something that tensors can be read from by name. exact: as they are computed with, whatever
-    the checkpoint's type."""
+    """Something that tensors can be read from by name. Exact ones are as they are computed with,
+    whatever the checkpoint's type."""
 
-    @property
-    def exact(self) -> bool: ...
+    def is_exact(self, name: str) -> bool: ...
     def read(self, name: str) -> Tensor: ...
 
 
@@ -125,8 +124,9 @@ class Names:
     def load(self, tensors: Tensors, parameters: Iterable[str], device: torch.device) -> None:
         """Read parameters (and buffers) and put them into the model."""
         for name in parameters:
+            exact = all(tensors.is_exact(key) for key, _ in self.sources[name])
             for target, value in self._assemble(tensors, name).items():
-                self._set(target, value, device, tensors.exact)
+                self._set(target, value, device, exact)
 
     def read(self, tensors: Tensors, name: str) -> Tensor:
         """A parameter as the checkpoint has it, put together if it is in pieces there."""
