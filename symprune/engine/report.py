@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from symprune.engine.bos import Bos
+from symprune.engine.text.bos import Bos
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
 from symprune.values.grid import OnGrid

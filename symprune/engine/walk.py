@@ -32,7 +32,7 @@ from symprune.engine.reconstruct import (
 )
 from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
-from symprune.engine.tokens import read_tokens
+from symprune.engine.text.tokens import read_tokens
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.machine import distributed, host, memory
 from symprune.maskset import MaskSet

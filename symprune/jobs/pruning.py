@@ -24,11 +24,12 @@ from symprune.checkpoint.record import read_record, versions, write_record
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.checkpoint.tensor_files import Shards
-from symprune.engine import bos, forward, walk
+from symprune.engine import forward, walk
 from symprune.engine.arguments import Allocate
-from symprune.engine.bos import Bos
 from symprune.engine.reconstruct import check_processes
-from symprune.engine.self_written import check_can_write, check_room, write_windows
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import check_can_write, check_room, write_windows
 from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import LOG, Meter, Show

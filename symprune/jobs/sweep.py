@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from symprune import calibration, criteria
-from symprune.engine import bos, decide, forward, walk
+from symprune.engine import decide, forward, walk
 from symprune.engine.blocks import Blocks
-from symprune.engine.bos import Bos
 from symprune.engine.head import head_parameters
-from symprune.engine.self_written import add_self_written
-from symprune.engine.tokens import cap_seqlen, reads_text
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import add_self_written
+from symprune.engine.text.tokens import cap_seqlen, reads_text
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine import durable

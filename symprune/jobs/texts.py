@@ -10,8 +10,8 @@ from torch import Tensor
 
 from symprune import calibration
 from symprune.engine import decide
-from symprune.engine.bos import Bos
-from symprune.engine.tokens import draw_tokens, reads_text
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.tokens import draw_tokens, reads_text
 from symprune.jobs.preparation import Tell, read_held_out
 from symprune.recipe import Recipe
 

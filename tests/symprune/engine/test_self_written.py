@@ -13,7 +13,7 @@ import symprune
 from symprune import Recipe, SympruneError, fed
 from symprune.checkpoint.load import load_model
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
-from symprune.engine.self_written import choose_beginnings, write_windows
+from symprune.engine.text.self_written import choose_beginnings, write_windows
 from symprune.jobs import pruning
 from symprune.jobs.sweep import Grid, Sweep
 from symprune.machine import memory

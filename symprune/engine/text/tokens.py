@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
-from symprune.engine import bos
-from symprune.engine.bos import Bos
-from symprune.engine.self_written import add_self_written
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import add_self_written
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.models.hub import max_length
