@@ -26,7 +26,7 @@ from symprune.engine import bos, decide, forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
 from symprune.engine.head import head_parameters
-from symprune.engine.tokens import cap_seqlen, reads_text
+from symprune.engine.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine import durable
@@ -264,14 +264,15 @@ class Sweep:
         self, recipe: Recipe, seqlen: int
     ) -> tuple[Tensor, Tensor | None, forward.Activations]:
         """Calibration and held-out tokens, and both embedded; only the last set is kept."""
-        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
+        tried = windows_to_try(recipe)
+        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, tried)
         if which not in self._embedded:
             settings = (
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
-            watched = calibration.held_out_tokens(*settings)
+            watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
             both = tokens if watched is None else torch.cat([tokens, watched])
             with forward.ready(self.model):
