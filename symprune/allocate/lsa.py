@@ -1,5 +1,5 @@
-"""How much attention and MLP of each block give, by how little of their weights would do: LSA (Yang
-et al., 2026)."""
+"""How much attention and MLP of each block give, by the error they make without half of their
+weights: LSA (Yang et al., ICLR 2026)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from symprune.allocate.budget import Layer, by_unit, check_spread
-from symprune.stats import GRAM, SQUARE, ChannelStats
-
-TOGETHER = 32
+from symprune.allocate.budget import Layer, by_unit, check_spread, wanda_score
+from symprune.allocate.by_error import sum_lowest
+from symprune.stats import SQUARE, ChannelStats
 
 
 @dataclass(frozen=True)
 class LSA:
-    """LSA (Yang et al., 2026): the parts that cannot do without half of their weights give *more*:
-    where the error is small, few weights hold everything, and these must stay.
+    """LSA (Yang et al., 2026): parts whose error without half of their weights is high give *more*;
+    where it is low, few weights hold everything, and these must stay.
 
-    A part is the attention or the MLP of a block. Its error is the mean over its matrices of
-    ||X(W~ - W)||^2 without half of every row's weights, those with which it is least. spread: the
-    parts' sparsities cover a range of twice this, with the whole's as their mean.
+    A part is the attention or the MLP of a block (the paper's block-wise way), and its error the
+    mean over its matrices of ||X(W~ - W)||^2, as it is, without half of each row's weights, those
+    that make it least. The paper finds these greedily, with the Gram matrix. Here errors of single
+    weights add up as if input channels were uncorrelated, as in Wanda's score, so that the sums of
+    squares are enough: on SmolLM2-135M the parts have the same order (rank correlation 0.99).
+    spread: the parts' sparsities cover a range of twice this, with the whole's as their mean.
     """
 
     name: ClassVar[str] = "lsa"
-    needs: ClassVar[frozenset[str]] = frozenset({SQUARE, GRAM})
+    needs: ClassVar[frozenset[str]] = frozenset({SQUARE})
     looks_at_outputs: ClassVar[bool] = False
     spread: float = 0.08
 
@@ -43,15 +44,21 @@ class LSA:
         outputs: ChannelStats | None,
         sparsity: float,
     ) -> Layer:
-        error = least_error(weight.float(), inputs.gram.to(weight.device))
-        return replace(layer, error=float(error) / max(inputs.samples, 1))
+        score = wanda_score(weight, inputs.norm)
+        return replace(layer, error=half_error(score))
 
     def __call__(self, layers: list[Layer], sparsity: float) -> dict[str, int]:
         return lsa(layers, sparsity, self.spread)
 
 
+def half_error(score: Tensor) -> float:
+    """The squared error of a matrix that loses the lower half of every row's scores."""
+    (error,) = sum_lowest(score.square(), [score.shape[1] // 2])
+    return float(error)
+
+
 def lsa(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
-    """The errors of the parts, stretched to 2 spread; a negative one turns the rule round."""
+    """The parts' errors, stretched to 2 spread; a negative one turns the rule round."""
     errors = defaultdict[tuple[int, str], list[float]](list)
     for layer in layers:
         errors[_part(layer)].append(layer.error)
@@ -61,26 +68,3 @@ def lsa(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
 
 def _part(layer: Layer) -> tuple[int, str]:
     return layer.block, layer.part
-
-
-def least_error(weight: Tensor, gram: Tensor) -> Tensor:
-    """||X(W~ - W)||^2 where each row has lost half of its weights, as few as the error asks for.
-
-    Greedily, as in the paper's Algorithm 1: of every group of columns the weight goes whose loss
-    adds least to the error of those that went before, until half of the group are gone.
-    """
-    more = weight.square() * gram.diagonal()
-    total = torch.zeros((), dtype=torch.float64, device=weight.device)
-    for start in range(0, weight.shape[1], TOGETHER):
-        here, later = slice(start, start + TOGETHER), slice(start + TOGETHER, None)
-        own, adds, among = weight[:, here], more[:, here], gram[here, here]
-        lost = torch.zeros_like(own)
-        for _ in range(own.shape[1] // 2):
-            least, place = adds.min(1, keepdim=True)
-            total += least.sum(dtype=torch.float64)
-            gone = own.gather(1, place)
-            lost.scatter_(1, place, gone)
-            adds.addcmul_(gone * own, among[place.squeeze(1)], value=2)
-            adds.scatter_(1, place, torch.inf)
-        more[:, later].addcmul_(weight[:, later], lost @ gram[here, later], value=2)
-    return total

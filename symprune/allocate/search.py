@@ -71,7 +71,9 @@ def choose(divergence: Mapping[str, Sequence[float]]) -> str:
     equal, best = divergence[UNIFORM], UNIFORM
     for name, own in divergence.items():
         gains = [before - after for before, after in zip(equal, own, strict=True)]
-        clear = len(gains) > 1 and fmean(gains) > stdev(gains) / math.sqrt(len(gains))
+        if len(gains) < 2 or not all(map(math.isfinite, gains)):
+            continue
+        clear = fmean(gains) > stdev(gains) / math.sqrt(len(gains))
         if clear and fmean(own) < fmean(divergence[best]):
             best = name
     return best

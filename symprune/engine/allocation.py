@@ -19,7 +19,7 @@ from symprune.engine import decide
 from symprune.engine.blocks import Blocks
 from symprune.engine.collect import collect
 from symprune.engine.forward import Watch
-from symprune.engine.reduce import check_gram_memory, reduce
+from symprune.engine.reduce import reduce
 from symprune.engine.report import Report
 from symprune.engine.trial import Trial
 from symprune.models.layout import Layout
@@ -72,7 +72,6 @@ def divide_budget(
     recipe: Recipe,
     watch: Watch,
     tell: Tell,
-    gram_device: str = "auto",
 ) -> Division:
     """How many weights each matrix loses, from the dense model and this process's tokens; windows
     are what candidates are tried on, the same in all processes."""
@@ -82,7 +81,7 @@ def divide_budget(
         found = range(len(blocks))
         layers = [_layer(m, index, recipe) for index in found for m in layout.matrices(index)]
         return Division(chosen(layers, sparsity))
-    layers, norms = _measure(chosen, layout, blocks, tokens, recipe, watch, tell, gram_device)
+    layers, norms = _measure(chosen, layout, blocks, tokens, recipe, watch)
     if not isinstance(chosen, Search):
         return Division(chosen(layers, sparsity))
     tried = candidates(layers, sparsity)
@@ -100,8 +99,6 @@ def _measure(
     tokens: Tensor,
     recipe: Recipe,
     watch: Watch,
-    tell: Tell,
-    gram_device: str,
 ) -> tuple[list[Layer], dict[str, Tensor]]:
     """What the rule wants to know of every matrix, and the norms of its inputs."""
     _, activations = blocks.begin(tokens, Report(recipe, tokens.shape[1]), lambda _: None)
@@ -112,10 +109,7 @@ def _measure(
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            settings = (activations, index, block, found)
-            if needs.gram and index == 0:
-                tell(check_gram_memory(*settings, None, gram_device))
-            measured = collect(*settings, needs, gram_device=gram_device, advance=True)
+            measured = collect(activations, index, block, found, needs, advance=True)
             reduce(measured)
             weights = {matrix.name: matrix.weight for matrix in found}
             decide.check_finite(weights, measured.inputs, measured.outputs)

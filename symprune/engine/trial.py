@@ -30,8 +30,8 @@ PIECE = 2**24  # of predicted numbers that are compared at once
 
 @dataclass(frozen=True)
 class Trial:
-    """Candidates by name, each with a count for every matrix; the norms of the dense model's inputs,
-    which Wanda's masks are made from; and the group the lowest scores are taken of."""
+    """Candidates by name, each with a count for every matrix; the norms of the dense model's
+    inputs, which Wanda's masks are made from; and the group the lowest scores are taken of."""
 
     layout: Layout
     blocks: Blocks
@@ -122,7 +122,7 @@ def _surprise(logits: Tensor, expected: Tensor) -> Tensor:
     """The mean over tokens of the cross entropy, in pieces that take little memory."""
     at_once = max(1, PIECE // logits.shape[-1])
     parts = [
-        F.cross_entropy(some.float(), wanted, reduction="sum").double()
+        F.cross_entropy(some.float(), wanted, reduction="none").sum(dtype=torch.float64)
         for some, wanted in zip(logits.split(at_once), expected.split(at_once), strict=True)
     ]
     return torch.stack(parts).sum() / len(logits)
@@ -135,8 +135,8 @@ def _check_memory(dense: Activations, count: int) -> str:
     if needed > free and dense.arguments.in_memory:
         raise SympruneError(
             f"The hidden states of {count} allocations on {len(dense)} windows need "
-            f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; pass --offload-activations, or fewer "
-            "windows in the recipe's allocate."
+            f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; pass --offload-activations, or "
+            "fewer windows in the recipe's allocate."
         )
     return (
         f"Trying {count} allocations on {len(dense)} windows: {needed / 1e6:,.0f} MB for their "

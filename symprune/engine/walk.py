@@ -127,7 +127,7 @@ def prune(
             blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
         plan = replace(plan, stored=blocks.stored)
         if recipe.allocation is not None:
-            settings = (layout, blocks, tokens, windows, recipe, watch, tell, gram_device)
+            settings = (layout, blocks, tokens, windows, recipe, watch, tell)
             with _time(report, "allocate"):
                 divided = blocks.once("allocation", lambda: asdict(divide_budget(*settings)))
             plan = replace(plan, removed=divided["counts"])
