@@ -312,6 +312,11 @@ def check_recipe(recipe: Recipe) -> None:
             f"{option} changes weights, which federated pruning does not send; prune without it, "
             "then put the values on a grid by symprune refine --masks FOLDER --refine none."
         )
+    if recipe.self_samples is not None:
+        raise SympruneError(
+            "--self-samples adds text of the model's own, federated pruning takes the clients' "
+            "alone; leave it out."
+        )
     if recipe.reconstruction is not None:
         raise SympruneError(
             "--reconstruct trains weights, which federated pruning does not send; prune without "

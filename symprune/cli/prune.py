@@ -30,6 +30,7 @@ def prune(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
+    self_samples: o.SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     refine: Annotated[
@@ -65,8 +66,9 @@ def prune(
     from symprune.jobs import pruning
 
     chosen = choosing.build(
-        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
-    )
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
+        seed=seed, bos=bos,
+    )  # fmt: skip
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(
@@ -102,6 +104,7 @@ def refine_masks(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
+    self_samples: o.SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
@@ -120,8 +123,9 @@ def refine_masks(
     from symprune.jobs import pruning
 
     changes = o.select_given(
-        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
-    )
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
+        seed=seed, bos=bos,
+    )  # fmt: skip
     allow_code(method)
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(

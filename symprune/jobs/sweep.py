@@ -26,6 +26,7 @@ from symprune.engine import bos, decide, forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.engine.bos import Bos
 from symprune.engine.head import head_parameters
+from symprune.engine.self_written import add_self_written
 from symprune.engine.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
@@ -64,6 +65,7 @@ class Grid:
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     calibration_seed: int | None = None
     bos: str = "auto"
     eval_data: str = "wikitext2"
@@ -124,6 +126,7 @@ class Grid:
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,
+                    self_samples=self.self_samples,
                     seed=seed,
                     calibration_seed=self.calibration_seed,
                     bos=self.bos,
@@ -265,13 +268,17 @@ class Sweep:
     ) -> tuple[Tensor, Tensor | None, forward.Activations]:
         """Calibration and held-out tokens, and both embedded; only the last set is kept."""
         tried = windows_to_try(recipe)
-        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, tried)
+        which = (
+            recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, recipe.self_samples,
+            tried,
+        )  # fmt: skip
         if which not in self._embedded:
             settings = (
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
+            tokens = add_self_written(self.model, tokens, recipe, first)
             watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
             both = tokens if watched is None else torch.cat([tokens, watched])
