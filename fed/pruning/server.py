@@ -324,8 +324,8 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if recipe.allocation is not None:
         raise SympruneError(
-            f"--allocate {recipe.allocation.name} needs a pass over the dense model first; "
-            "federated pruning takes the same share from every layer."
+            f"--allocate {recipe.allocation.name} is not for federated pruning, which takes the "
+            "same share from every layer; leave it out."
         )
     if recipe.refinement is not None and recipe.refinement.needs == GRAM:
         raise SympruneError(

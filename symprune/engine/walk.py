@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from symprune import masks
 from symprune.engine import decide, forward
-from symprune.engine.allocation import divide_budget
+from symprune.engine.allocation import Division, divide_budget
 from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
@@ -32,7 +32,7 @@ from symprune.engine.reconstruct import (
 )
 from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
-from symprune.engine.text.tokens import read_tokens
+from symprune.engine.text.tokens import read_tokens, take_windows
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.machine import distributed, host, memory
 from symprune.maskset import MaskSet
@@ -90,8 +90,8 @@ def prune(
         report_error: Also measure every layer's reconstruction error.
         base: Masks made earlier, to be refined instead of made.
         blocks: Where the blocks are, if not in memory, and what else is known of them.
-        held_out: More tokens, which decide nothing: steps that fit the calibration data are watched
-            on them.
+        held_out: More tokens, on which steps that fit the calibration data are watched. If the
+            recipe says `allocate: search`, allocations are tried on the last of them.
         gram_device: Where Gram matrices are kept: with their layer (`auto`), `cpu` or `disk`.
         tell: Called with sentences about the run.
         batch_size: How many samples pass a block together; left out, one on a CPU, so that not a
@@ -116,6 +116,8 @@ def prune(
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
+    windows, held_out, said = take_windows(recipe, tokens, held_out)
+    report.notes += said
     plan = WalkPlan(recipe, needs, report_error, base, gram_device)
     with forward.ready(model):
         tokens = distributed.share(tokens)
@@ -125,11 +127,13 @@ def prune(
             blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
         plan = replace(plan, stored=blocks.stored)
         if recipe.allocation is not None:
+            settings = (layout, blocks, tokens, windows, recipe, watch, tell)
             with _time(report, "allocate"):
-                counts = blocks.once(
-                    "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
-                )
-            plan = replace(plan, removed=counts)
+                divided = blocks.once("allocation", lambda: asdict(divide_budget(*settings)))
+            plan = replace(plan, removed=divided["counts"])
+            found = Division(**divided)
+            report.allocation = found.to_dict()
+            report.notes += found.notes()
         if held_out is not None and (needs.gram or recipe.reconstruction is not None):
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))

@@ -28,7 +28,7 @@ from symprune.engine.head import head_parameters
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
 from symprune.engine.text.self_written import add_self_written
-from symprune.engine.text.tokens import cap_seqlen, reads_text
+from symprune.engine.text.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine import durable
@@ -268,8 +268,10 @@ class Sweep:
         self, recipe: Recipe, seqlen: int
     ) -> tuple[Tensor, Tensor | None, forward.Activations]:
         """Calibration and held-out tokens, and both embedded; only the last set is kept."""
+        tried = windows_to_try(recipe)
         which = (
             recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, recipe.self_samples,
+            tried,
         )  # fmt: skip
         if which not in self._embedded:
             settings = (
@@ -278,7 +280,7 @@ class Sweep:
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
             tokens = add_self_written(self.model, tokens, recipe, first)
-            watched = calibration.held_out_tokens(*settings)
+            watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
             both = tokens if watched is None else torch.cat([tokens, watched])
             with forward.ready(self.model):
