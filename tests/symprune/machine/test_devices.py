@@ -41,6 +41,10 @@ STEPS: dict[str, dict[str, Any]] = {
     "sparsegpt": {"update": "sparsegpt"},
     "sparsegpt 2:4": {"update": "sparsegpt", "pattern": "2:4"},
     "sparsegpt under a mask": {"update": {"name": "sparsegpt", "select": False}},
+    "admm": {"update": {"name": "admm", "iters": 5, "steps": 3}},
+    "admm 2:4": {"update": {"name": "admm", "iters": 5, "steps": 3}, "pattern": "2:4"},
+    "admm under a mask": {"update": {"name": "admm", "select": False}},
+    "alps": {"update": {"name": "alps", "search_iters": 9}},
     "values": {"values": "int4"},
     "rounds and values": {"update": {**LSQ, "rounds": 2}, "values": "int3"},
     "values 2:4 by gptq": {"values": {"name": "int2", "solve": "gptq"}, "pattern": "2:4"},
@@ -49,7 +53,10 @@ STEPS: dict[str, dict[str, Any]] = {
     "error": {"allocate": "error"},
     "token limit": {"token_limit": 2.0},
 }
-FROM_MASKS = ("dsnot", "r2-dsnot 2:4", "swap", "swap 2:4", "lsq", "sparsegpt under a mask")
+FROM_MASKS = (
+    "dsnot", "r2-dsnot 2:4", "swap", "swap 2:4", "lsq", "sparsegpt under a mask",
+    "admm under a mask",
+)  # fmt: skip
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
 
 
