@@ -176,8 +176,8 @@ def sweep(
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
             "refinements, updates, allocations, values and reconstructions to combine; nsamples, "
-            "seqlen, calibration, bos, values_head, eval_data and eval_windows apply to every "
-            "combination."
+            "seqlen, calibration, bos, values_head, eval_data, valid_data (measured as well) and "
+            "eval_windows apply to every combination."
         ),
     ],
     output: Annotated[
