@@ -301,6 +301,11 @@ class Server:
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what cannot be decided from a few sums per channel."""
+    if "regional_gradient" in recipe.criterion.needs:
+        raise SympruneError(
+            f"Method {recipe.method} needs a gradient for every weight, of which federated pruning "
+            "sends none; choose another method."
+        )
     if recipe.weight_update is not None:
         raise SympruneError(
             f"--update {recipe.weight_update.name} changes weights, which federated pruning does "

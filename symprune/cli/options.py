@@ -207,15 +207,17 @@ UpdateName = Annotated[
     str | None,
     typer.Option(
         "--update",
-        help="lsq: re-fit them to the dense layer's outputs. sparsegpt: the baseline, with its own "
-        "mask selection.",
+        help="lsq: re-fit them to the dense layer's outputs. Baselines, which find their own mask: "
+        "sparsegpt, admm, alps.",
         rich_help_panel=UPDATE,
     ),
 ]
 UpdateIters = Annotated[
     int | None,
     typer.Option(
-        help="lsq: most conjugate gradient steps. [dim]\\[20][/dim]", rich_help_panel=UPDATE
+        help="lsq, alps: most conjugate gradient steps; admm: iterations. "
+        "[dim]\\[20; alps: 10][/dim]",
+        rich_help_panel=UPDATE,
     ),
 ]
 Rounds = Annotated[

@@ -121,6 +121,7 @@ def refine_masks(
     """
     from symprune.criteria import allow_code
     from symprune.jobs import pruning
+    from symprune.update import under_masks
 
     changes = o.select_given(
         calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
@@ -135,7 +136,7 @@ def refine_masks(
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
+    fitting = under_masks(update) | o.select_given(iters=update_iters)
     chosen = o.with_step(chosen, "update", update, fitting)
     chosen = reconstructing.apply(valuing.apply(chosen))
     settings = {**running.settings(), "access": loading.access()}
@@ -179,8 +180,8 @@ def sweep(
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
             "refinements, updates, allocations, values and reconstructions to combine; nsamples, "
-            "seqlen, calibration, bos, values_head, eval_data and eval_windows apply to every "
-            "combination."
+            "seqlen, calibration, bos, values_head, eval_data, valid_data (measured as well) and "
+            "eval_windows apply to every combination."
         ),
     ],
     output: Annotated[

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune import masks
-from symprune.engine import decide, forward
+from symprune.engine import decide, forward, gradients
 from symprune.engine.allocation import Division, divide_budget
 from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector
@@ -210,6 +210,8 @@ def _walk(
             with _time(report, "collect"):
                 if plan.needs.gram and index == first:
                     tell(check_gram_memory(*settings, plan.held_out, plan.gram_device))
+                if plan.needs.gradients and index == first:
+                    tell(gradients.check_memory(found, block))
                 measured, watched = measure(
                     *settings, plan.needs, plan.held_out, plan.gram_device, ticker("collect", index)
                 )
@@ -279,7 +281,7 @@ def prune_block(
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
     weights = {matrix.name: matrix.weight for matrix in found}
-    decide.check_finite(weights, measured.inputs, measured.outputs)
+    decide.check_finite(weights, measured.inputs, measured.outputs, measured.gradients)
     done, fused, before = PrunedBlock(), dict[str, Tensor](), len(report.layers)
     removed: list[Tensor] = []
     watched = watched or Collector()
@@ -344,6 +346,7 @@ def _prune_matrix(
         base=base,
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
+        gradients=measured.gradients.get(matrix.name),
     )
     if decision.weight is not None:
         # Rounded now: the blocks behind this one are to see the weights that will be written. Of
@@ -366,9 +369,10 @@ def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -
     asked, rounding = plan.recipe.criterion.needs, plan.recipe.rounding
     if plan.recipe.keeps_all:
         asked = ("input_norm",) if rounding and rounding.needs else ()
-    unseen = ("input_norm" in asked and matrix.name not in measured.inputs) or (
-        "output_norm" in asked and matrix.name not in measured.outputs
-    )
+    unseen = (
+        bool({"input_norm", "regional_gradient"} & set(asked))
+        and matrix.name not in measured.inputs
+    ) or ("output_norm" in asked and matrix.name not in measured.outputs)
     return "no calibration token came by" if unseen and plan.base is None else ""
 
 

@@ -70,6 +70,7 @@ class Grid:
     calibration_seed: int | None = None
     bos: str = "auto"
     eval_data: str = "wikitext2"
+    valid_data: str | None = None  # a second text, on which choices may be made
     eval_windows: int | None = None
     report_error: bool = False
 
@@ -180,9 +181,13 @@ class Sweep:
         check_results(self.results)
         done = read_results(self.results)
         seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
-        text = calibration.text(self.grid.eval_data, "test")
-        held_out = calibration.encode(self.tokenizer, text)
-        dense: float | None = None
+        sources = {"perplexity": self.grid.eval_data, "valid": self.grid.valid_data}
+        texts = {
+            name: calibration.encode(self.tokenizer, calibration.text(source, "test"))
+            for name, source in sources.items()
+            if source is not None
+        }
+        dense: dict[str, float] | None = None
         for number, recipe in enumerate(recipes):
             begin(number, len(recipes), recipe.describe())
             key = self.key(recipe)
@@ -190,9 +195,9 @@ class Sweep:
                 continue
             if dense is None:
                 self._begin = self._decide_bos()
-                dense = self._perplexity(held_out, seqlen, tick)
+                dense = self._perplexities(texts, seqlen, tick)
             try:
-                done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+                done[key] = self._cell(key, recipe, texts, seqlen, dense, watch, tick)
             except HalfPrunedError as error:  # dense again in a moment
                 raise SympruneError(str(error.__cause__)) from error
             finally:
@@ -206,15 +211,16 @@ class Sweep:
         grid = self.grid
         facts = [self.name, recipe.to_dict(), grid.eval_data, grid.eval_windows, grid.report_error]
         facts += [str(self.model.dtype), str(self.stored or self.model.dtype)]
+        facts += [grid.valid_data] if grid.valid_data is not None else []
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _cell(
         self,
         key: str,
         recipe: Recipe,
-        held_out: Tensor,
+        texts: dict[str, Tensor],
         seqlen: int,
-        dense: float,
+        dense: dict[str, float],
         watch: walk.Watch,
         tick: Callable[[int, int], None],
     ) -> dict[str, Any]:
@@ -245,8 +251,9 @@ class Sweep:
             "seqlen": seqlen,
             "bos": self._begin.to_dict(),
             "compute_dtype": name_of(self.model.dtype),
-            "dense": dense,
-            "perplexity": self._perplexity(held_out, seqlen, tick),
+            "dense": dense["perplexity"],
+            **({"dense_valid": dense["valid"]} if "valid" in dense else {}),
+            **self._perplexities(texts, seqlen, tick),
             "sparsity": report.sparsity,
             "seconds": round(seconds, 2),
         }
@@ -255,9 +262,14 @@ class Sweep:
             result |= {name: fmean(found)} if found else {}
         return result
 
-    def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
+    def _perplexities(
+        self, texts: dict[str, Tensor], seqlen: int, tick: Callable[[int, int], None]
+    ) -> dict[str, float]:
         windows, first = self.grid.eval_windows, self._begin.token
-        return perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+        return {
+            name: perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+            for name, ids in texts.items()
+        }
 
     def _decide_bos(self) -> Bos:
         """Whether windows begin with BOS: one answer for all cells, from the dense model."""
@@ -358,5 +370,7 @@ def over_seeds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         finite = all(map(math.isfinite, values))  # of a model that is broken, it may not be
         spread = stdev(values) if len(values) > 1 and finite else None
         figures = {"perplexity": fmean(values), "deviation": spread, "seeds": len(values)}
+        if all("valid" in cell for cell in cells):
+            figures["valid"] = fmean(cell["valid"] for cell in cells)
         rows.append({**cells[0], **figures, "seconds": fmean(cell["seconds"] for cell in cells)})
     return rows
