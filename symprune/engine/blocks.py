@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.engine import forward
+from symprune.engine.permute.moves import Move
 from symprune.engine.report import Report
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout
@@ -25,11 +26,13 @@ from symprune.values.grid import OnGrid
 class PrunedBlock:
     """What became of a block: its masks by the names of parameters and, by those of matrices, what
     is on a grid. A parameter that several matrices are stacked in has one mask, and values for
-    each of them. unrounded is what was rounded to the grid, where somebody goes on from it."""
+    each of them. unrounded is what was rounded to the grid, where somebody goes on from it. moves
+    are the parameters whose channels are in another order than they were."""
 
     masks: MaskSet = field(default_factory=MaskSet)
     values: dict[str, OnGrid] = field(default_factory=dict)
     unrounded: dict[str, Tensor] = field(default_factory=dict)
+    moves: list[Move] = field(default_factory=list)
 
 
 class Blocks:
@@ -71,6 +74,10 @@ class Blocks:
         if self.embedded is not None:
             return self.embedded.only(range(len(tokens))).copy()
         return forward.embed(self.layout, tokens, tick, at_once=self.at_once)
+
+    def embed_anew(self, tokens: Tensor) -> forward.Activations:
+        """The same, of any tokens."""
+        return forward.embed(self.layout, tokens)
 
     def pass_dense(self, tokens: Tensor, first: int) -> forward.Activations:
         """The dense model's hidden states in front of block `first`, where a run goes on."""

@@ -68,8 +68,7 @@ def decide(
     """
 
     def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
-        score = _score(name, values, inputs, outputs, recipe)
-        return _mask(score, recipe, removed, share)
+        return _mask(score(name, values, inputs, outputs, recipe), recipe, removed, share)
 
     whole = base is None and recipe.keeps_all
     if whole:
@@ -133,13 +132,14 @@ def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> T
     return masks.keep_count(score, int(share * removed) if share < 1 else removed, recipe.group)
 
 
-def _score(
+def score(
     name: str,
     weight: Tensor,
     inputs: ChannelStats | None,
     outputs: ChannelStats | None,
     recipe: Recipe,
 ) -> Tensor:
+    """What the recipe's criterion gives each weight of the matrix `name`."""
     rows, columns = weight.shape
     statistics: dict[str, Any] = {}
     if "input_norm" in recipe.criterion.needs:

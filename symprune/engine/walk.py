@@ -24,6 +24,8 @@ from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
+from symprune.engine.permute import inside
+from symprune.engine.permute.inside import BlockOrders, Ordered
 from symprune.engine.reconstruct import (
     Reconstruction,
     add_figures,
@@ -139,7 +141,7 @@ def prune(
         if recipe.head_grid is not None and blocks.in_memory:
             report.values |= round_head(model, recipe.head_grid)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
-    report.notes += summary(report.layers)
+    report.notes += [*inside.summary(report.layers), *summary(report.layers)]
     report.peak_memory = memory.peak()
     return report
 
@@ -160,6 +162,8 @@ def _check_can_start_from_masks(recipe: Recipe, base: MaskSet, layout: Layout) -
         raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
     if recipe.allocation is not None:
         raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
+    if recipe.permute is not None:
+        raise SympruneError("Masks fit their weights in the order they were made in: no --permute.")
 
 
 def check_pattern(layout: Layout, recipe: Recipe) -> None:
@@ -196,6 +200,7 @@ def _walk(
         if plan.recipe.reconstruction is not None and activations is not None:
             dense = blocks.pass_dense(tokens, first)
             rebuilt = Reconstruction(dense, plan.recipe, plan.held_out, layout.prefix)
+        orders = BlockOrders(blocks, plan.recipe) if plan.recipe.permuted_parts else None
 
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""
@@ -214,6 +219,10 @@ def _walk(
                 if index == first:
                     tell(rebuilt.check_memory(index, block, activations))
                 rebuilt.pass_dense(index, block)
+        ordered = Ordered()
+        if orders is not None:
+            with _time(report, "permute"):
+                ordered = orders.order(index, block, found, measured, watched)
         before = len(report.layers)
         with _time(report, "mask"):
             pruned = prune_block(
@@ -224,6 +233,8 @@ def _walk(
                 watched,
                 lambda n: watch("mask", index, count, n, len(found), found[n].name),
             )
+        pruned.moves = ordered.moves
+        ordered.tell(report, before)
         if rebuilt is not None and activations is not None:
             with _time(report, "reconstruct"):
                 fitted = rebuilt.fit(

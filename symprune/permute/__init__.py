@@ -1,5 +1,4 @@
-"""Scores -> an order of input channels in which an N:M pattern keeps more: what a recipe's `permute`
-asks for.
+"""Scores -> an order of input channels in which N:M keeps more: what a recipe's `permute` asks for.
 
 RIA, section 4.2 (Zhang et al., ICLR 2024): channels are dealt out by importance, then exchanged
 among the groups of M. `order` is the search, `assignment` the problem it solves again and again.

@@ -32,16 +32,16 @@ def find_order(score: Tensor, pattern: Pattern, generator: torch.Generator) -> T
     groups = channels // pattern.m
     dealt = score.sum(0, dtype=torch.float64).cpu().argsort(descending=True, stable=True)
     members = dealt.view(pattern.m, groups).T.contiguous()
-    kept = retained(score[:, members.flatten()], pattern)
+    kept = retained(take(score, members), pattern)
     for _ in range(SWEEPS if groups > 1 else 0):
         members = _sweep(score, members, pattern, generator)
-        before, kept = kept, retained(score[:, members.flatten()], pattern)
+        before, kept = kept, retained(take(score, members), pattern)
         if kept - before <= ENOUGH * before:
             break
     members = members.sort(1).values
     order = members[members[:, 0].argsort()].flatten()
     as_it_is = torch.arange(channels)
-    return order if retained(score[:, order], pattern) > retained(score, pattern) else as_it_is
+    return order if retained(take(score, order), pattern) > retained(score, pattern) else as_it_is
 
 
 def _sweep(score: Tensor, members: Tensor, pattern: Pattern, generator: torch.Generator) -> Tensor:
@@ -59,10 +59,10 @@ def _assign(score: Tensor, members: Tensor, some: Tensor, place: int, pattern: P
     """Give what stands at a place of some groups to those it is worth the most to, in place."""
     staying = [each for each in range(members.shape[1]) if each != place]
     leaving = members[some, place]
-    others = score[:, members[some][:, staying].flatten()]
+    others = take(score, members[some][:, staying])
     # A channel adds to a row what it has above the N-th of those that stay.
     level = others.view(len(score), len(some), -1).topk(pattern.n, dim=2).values[:, :, -1]
-    worth = add_maxima(level, score[:, leaving]) - level.sum(0).unsqueeze(1)
+    worth = add_maxima(level, take(score, leaving)) - level.sum(0).unsqueeze(1)
     members[some, place] = leaving[torch.from_numpy(assign(worth.double().cpu().numpy()))]
 
 
@@ -79,6 +79,11 @@ def add_maxima(left: Tensor, right: Tensor) -> Tensor:
             mine = left[some, first : first + high].unsqueeze(2)
             part += torch.maximum(mine, right[some].unsqueeze(1)).sum(0)
     return total
+
+
+def take(score: Tensor, order: Tensor) -> Tensor:
+    """The columns in this order, which is on the CPU."""
+    return score.index_select(1, order.flatten().to(score.device))
 
 
 def retained(score: Tensor, pattern: Pattern) -> float:

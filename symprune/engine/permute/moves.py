@@ -1,0 +1,55 @@
+"""A parameter whose rows or columns are put into another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from symprune.models.matrices import Matrix
+
+
+@dataclass(frozen=True)
+class Move:
+    """What stands at `order[i]` of a parameter's axis goes to i.
+
+    shape is that of the part of the parameter that is ordered: the whole, or one of equal pieces
+    that it is stacked of. The axis is one of the part's.
+    """
+
+    parameter_name: str
+    axis: int
+    order: Tensor
+    shape: tuple[int, ...]
+    piece: int | None = None
+
+    def apply(self, whole: Tensor) -> None:
+        """Order a tensor laid out like the parameter, in place."""
+        part = whole if self.piece is None else whole.view(-1, *self.shape)[self.piece]
+        part.copy_(part.index_select(self.axis, self.order.to(whole.device)))
+
+
+def move_rows(matrix: Matrix, order: Tensor) -> Move:
+    """A matrix's output channels in another order."""
+    return _move(matrix, 0, order)
+
+
+def move_columns(matrix: Matrix, order: Tensor) -> Move:
+    """A matrix's input channels in another order."""
+    return _move(matrix, 1, order)
+
+
+def _move(matrix: Matrix, axis: int, order: Tensor) -> Move:
+    rows, columns = matrix.weight.shape
+    shape = (columns, rows) if matrix.transposed else (rows, columns)
+    turned = 1 - axis if matrix.transposed else axis
+    return Move(matrix.parameter_name, turned, order, shape, matrix.piece)
+
+
+def apply_moves(moves: Iterable[Move], name: str, whole: Tensor) -> Tensor:
+    """A tensor laid out like the parameter `name`, ordered in place by those that are for it."""
+    for move in moves:
+        if move.parameter_name == name:
+            move.apply(whole)
+    return whole
