@@ -69,6 +69,10 @@ class StreamedBlocks(Blocks):
         with self.streamed.around():
             return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
 
+    def embed_anew(self, tokens: Tensor) -> forward.Activations:
+        with self.streamed.around():
+            return forward.embed(self.layout, tokens)
+
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         with self.streamed.block(index) as block:

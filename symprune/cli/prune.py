@@ -13,6 +13,7 @@ from symprune.cli import options as o
 from symprune.cli.groups import (
     Choosing,
     Loading,
+    Permute,
     Reconstructing,
     Refining,
     Running,
@@ -27,6 +28,7 @@ def prune(
     model: o.Model,
     *,
     choosing: Choosing,
+    permute: Permute = None,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
@@ -74,6 +76,8 @@ def prune(
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
     chosen = reconstructing.apply(valuing.apply(chosen))
+    if permute is not None:
+        chosen = chosen.with_changes(permute=None if permute == "none" else permute)
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 

@@ -48,7 +48,9 @@ def _move(matrix: Matrix, axis: int, order: Tensor) -> Move:
 
 
 def apply_moves(moves: Iterable[Move], name: str, whole: Tensor) -> Tensor:
-    """A tensor laid out like the parameter `name`, ordered in place by those that are for it."""
+    """A tensor laid out like the parameter `name`, ordered by those that are for it: in place,
+    unless its numbers lie in another order than their places."""
+    whole = whole.contiguous()
     for move in moves:
         if move.parameter_name == name:
             move.apply(whole)
