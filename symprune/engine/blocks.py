@@ -88,6 +88,19 @@ class Blocks:
         return activations
 
     @contextmanager
+    def around(self) -> Iterator[None]:
+        """The parts around the blocks, head included, are there as long as the context lasts."""
+        yield
+
+    def reorder(self, moves: list[Move]) -> None:
+        """From now on the model's parameters are in another order. One that has several names is
+        moved by one of them."""
+        named = dict(self.layout.model.named_parameters(remove_duplicate=False))
+        for move in {id(named[move.parameter_name]): move for move in moves}.values():
+            move.apply(named[move.parameter_name].data)
+        self.embedded = None
+
+    @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         """A block whose weights are there as long as the context lasts."""
         yield self.layout.blocks[index]

@@ -25,7 +25,8 @@ from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
 from symprune.engine.permute import inside
-from symprune.engine.permute.inside import BlockOrders, Ordered
+from symprune.engine.permute.inside import Ordered
+from symprune.engine.permute.orders import Orders
 from symprune.engine.reconstruct import (
     Reconstruction,
     add_figures,
@@ -61,6 +62,7 @@ class WalkPlan:
     gram_device: str = "auto"
     held_out: int | None = None  # samples of this process; None: nobody watches
     removed: Mapping[str, int] = field(default_factory=dict)
+    orders: Orders | None = None
     stored: torch.dtype | None = None  # what updated weights are rounded to
 
 
@@ -132,6 +134,9 @@ def prune(
                     "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
                 )
             plan = replace(plan, removed=counts)
+        if recipe.permute is not None:
+            with _time(report, "permute"):
+                plan = replace(plan, orders=Orders(layout, blocks, tokens, recipe, watch))
         if held_out is not None and (needs.gram or recipe.reconstruction is not None):
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
@@ -200,7 +205,6 @@ def _walk(
         if plan.recipe.reconstruction is not None and activations is not None:
             dense = blocks.pass_dense(tokens, first)
             rebuilt = Reconstruction(dense, plan.recipe, plan.held_out, layout.prefix)
-        orders = BlockOrders(blocks, plan.recipe) if plan.recipe.permuted_parts else None
 
     def visit(index: int, block: nn.Module) -> None:
         """A function, so that nothing of a block is still held when the next one is entered."""
@@ -220,9 +224,9 @@ def _walk(
                     tell(rebuilt.check_memory(index, block, activations))
                 rebuilt.pass_dense(index, block)
         ordered = Ordered()
-        if orders is not None:
+        if plan.orders is not None:
             with _time(report, "permute"):
-                ordered = orders.order(index, block, found, measured, watched)
+                ordered = plan.orders.order(index, block, found, measured, watched)
         before = len(report.layers)
         with _time(report, "mask"):
             pruned = prune_block(

@@ -20,11 +20,12 @@ from symprune.engine.collect import Collector
 from symprune.engine.forward import Activations
 from symprune.engine.permute.links import Link, find_links, kind
 from symprune.engine.permute.moves import Move, move_columns, move_rows
-from symprune.engine.permute.probe import TOKENS, Probe
+from symprune.engine.permute.probe import TOKENS, Probe, Products
 from symprune.engine.report import LayerReport, Report
 from symprune.errors import SympruneError
+from symprune.models.layout import Layout
 from symprune.models.matrices import Matrix
-from symprune.permute import HEADS, MLP, RESIDUAL
+from symprune.permute import HEADS, MLP
 from symprune.permute.order import find_order, retained, take
 from symprune.recipe import Recipe
 from symprune.stats import ChannelStats
@@ -50,15 +51,15 @@ class Ordered:
             report.layers[number] = replace(layer, figures=found)
 
 
-def probe_tokens(vocabulary: int) -> Tensor:
+def probe_tokens(layout: Layout) -> Tensor:
     """A few different tokens, whatever they stand for: structure does not depend on the text."""
-    return torch.arange(TOKENS).mul(7919).remainder(vocabulary).unsqueeze(0)
+    embeddings = layout.model.get_input_embeddings()  # type: ignore[operator]
+    return torch.arange(TOKENS).mul(7919).remainder(embeddings.weight.shape[0]).unsqueeze(0)
 
 
 def embed_probe(blocks: Blocks) -> Activations:
     """A few tokens in front of the blocks."""
-    embeddings = blocks.layout.model.get_input_embeddings()  # type: ignore[operator]
-    activations = blocks.embed_anew(probe_tokens(embeddings.weight.shape[0]))
+    activations = blocks.embed_anew(probe_tokens(blocks.layout))
     if activations.arguments.carry_state:
         raise SympruneError(
             f"The blocks of {type(blocks.layout.model).__name__} leave more than hidden states for "
@@ -70,11 +71,11 @@ def embed_probe(blocks: Blocks) -> Activations:
 class BlockOrders:
     """Orders the blocks of a model, one after the other."""
 
-    def __init__(self, blocks: Blocks, recipe: Recipe) -> None:
+    def __init__(self, blocks: Blocks, recipe: Recipe, parts: list[str]) -> None:
         assert recipe.n_of_m is not None
         self.recipe = recipe
         self.pattern = recipe.n_of_m
-        self.parts = [part for part in recipe.permuted_parts if part != RESIDUAL]
+        self.parts = parts
         self.prefix = blocks.layout.prefix
         self.activations = embed_probe(blocks)
         self._known: dict[object, list[Link]] = {}
@@ -232,20 +233,32 @@ def check_same(probe: Probe, moves: list[Move], outputs: dict[str, Tensor]) -> N
     its channels. Later products are given what was expected of earlier ones."""
     before, out = probe.run()
     apply_to(probe.block, probe.prefix, moves)
-    compared: list[str] = []
+    compare_with(probe, before, out, outputs)
 
-    def compare(name: str, y: Tensor) -> None:
-        expected = before.made[name]
+
+def compare_with(
+    probe: Probe,
+    before: Products,
+    out: Tensor,
+    outputs: dict[str, Tensor],
+    hidden: Tensor | None = None,
+) -> None:
+    """Fail where a block, whose weights were moved, makes something else of a few tokens than it
+    did before, but for the order of the channels in `outputs`."""
+    seen: set[str] = set()
+
+    def compare(name: str, _: Tensor, y: Tensor) -> None:
+        expected = before.made.get(name, y)
         if name in outputs:
             expected = expected.index_select(-1, outputs[name].to(y.device))
-        if not is_near(y, expected):
+        if name not in before.made or not is_near(y, expected):
             raise _changed(name)
         y.copy_(expected)
-        compared.append(name)
+        seen.add(name)
 
-    _, now = probe.run(compare)
-    if set(compared) != set(before.made) or not is_near(now, out):
-        raise _changed(f"block {probe.index}")
+    _, now = probe.run(compare, hidden)
+    if seen != before.made.keys() or not is_near(now, out):
+        raise _changed(f"Block {probe.index}")
 
 
 def _changed(what: str) -> SympruneError:

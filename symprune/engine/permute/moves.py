@@ -14,14 +14,14 @@ from symprune.models.matrices import Matrix
 class Move:
     """What stands at `order[i]` of a parameter's axis goes to i.
 
-    shape is that of the part of the parameter that is ordered: the whole, or one of equal pieces
-    that it is stacked of. The axis is one of the part's.
+    Where a parameter is stacked of equal pieces, shape is that of the one that is ordered; the axis
+    is one of the piece's.
     """
 
     parameter_name: str
     axis: int
     order: Tensor
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
     piece: int | None = None
 
     def apply(self, whole: Tensor) -> None:

@@ -18,11 +18,11 @@ from symprune.engine.forward import Activations
 from symprune.models.matrices import Matrix
 
 TOKENS = 32
-Replace = Callable[[str, Tensor], None]
-"""replace(name, y): change in place what came out of a matrix."""
+Replace = Callable[[str, Tensor, Tensor], None]
+"""replace(name, x, y): change in place what came out of a matrix that was given x."""
 
 
-class _Products(Collector):
+class Products(Collector):
     """The inputs and outputs of a block's matrices, by name; outputs may be replaced."""
 
     def __init__(self, matrices: list[Matrix], block: nn.Module, replace: Replace) -> None:
@@ -41,7 +41,7 @@ class _Products(Collector):
         self.readers.setdefault(id(x), []).append(matrix.name)
         self.given.setdefault(matrix.name, x.clone())
         self.made.setdefault(matrix.name, y.clone())
-        self._replace(matrix.name, y)
+        self._replace(matrix.name, x, y)
 
 
 class Probe:
@@ -65,10 +65,10 @@ class Probe:
 
     def run(
         self, replace: Replace = lambda *_: None, hidden: Tensor | None = None
-    ) -> tuple[_Products, Tensor]:
+    ) -> tuple[Products, Tensor]:
         """What went into the matrices and came out of them before it was replaced, and the block's
         output. hidden: other hidden states in front of it."""
-        products = _Products(self.matrices, self.block, replace)
+        products = Products(self.matrices, self.block, replace)
         one = self.activations.only(range(1)).copy()
         if hidden is not None:
             one.hidden.copy_(hidden)
@@ -78,6 +78,7 @@ class Probe:
 
     @property
     def hidden(self) -> Tensor:
+        """The hidden states in front of the block."""
         return self.activations.only(range(1)).hidden
 
     def inputs(
@@ -88,7 +89,7 @@ class Probe:
         """What goes into each matrix, `[tokens, channels]`, when what comes out of all of them is
         drawn. The channels in `other` are drawn anew, those in `alike` are all the same."""
 
-        def replace(name: str, y: Tensor) -> None:
+        def replace(name: str, _: Tensor, y: Tensor) -> None:
             y.copy_(self._draw(name, y))
             if other is not None and name in other:
                 channels = other[name].to(y.device)
