@@ -70,8 +70,8 @@ Rate = Annotated[
 Permute = Annotated[
     str | None,
     typer.Option(
-        help="With --pattern: put channels into an order it keeps more in, folded into the weights: "
-        "mlp, heads, residual, or several with commas; all. [dim]\\[default: no][/dim]",
+        help="With --pattern: put channels into an order that it keeps more in, folded into the "
+        "weights: mlp, heads, residual, several with commas, or all. [dim]\\[default: no][/dim]",
     ),
 ]
 HUB = "Hub"

@@ -178,9 +178,9 @@ def sweep(
         Path,
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
-            "refinements, updates, allocations, values and reconstructions to combine; nsamples, "
-            "seqlen, calibration, bos, values_head, eval_data and eval_windows apply to every "
-            "combination."
+            "refinements, updates, allocations, values, reconstructions and permutes to combine; "
+            "nsamples, seqlen, calibration, bos, values_head, eval_data and eval_windows apply to "
+            "every combination."
         ),
     ],
     output: Annotated[

@@ -8,7 +8,6 @@ ends. So whatever was found about a block's structure, no weight is ever put whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +18,7 @@ from symprune.engine.blocks import Blocks
 from symprune.engine.collect import Collector
 from symprune.engine.forward import Activations
 from symprune.engine.permute.links import Link, find_links, kind
-from symprune.engine.permute.moves import Move, move_columns, move_rows
+from symprune.engine.permute.moves import Move, apply_all, move_columns, move_rows, take_back
 from symprune.engine.permute.probe import TOKENS, Probe, Products
 from symprune.engine.report import LayerReport, Report
 from symprune.errors import SympruneError
@@ -91,12 +90,12 @@ class BlockOrders:
         """Order a block in place, and the statistics of its matrices with it."""
         done, matrices = Ordered(), {matrix.name: matrix for matrix in found}
         probe = Probe(self.activations, index, block, found, f"{self.prefix}.{index}.")
-        links = self._links(probe, found)
-        done.notes = self._check_parts(index, found, links)
+        links = self._instances(self._links(probe, found), matrices)
+        done.notes = self._left(found, links)
         biases = find_biases(block, probe.prefix)
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
-        for link in self._instances(links, matrices):
+        for link in links:
             if not self._is_measured(link, measured):
                 continue
             units = self._find_units(link, matrices, measured, done)
@@ -166,31 +165,32 @@ class BlockOrders:
             done.figures[name] = figures(score, take(score, columns), self.recipe)
         return units
 
-    def _check_parts(self, index: int, found: list[Matrix], links: list[Link]) -> list[str]:
-        """Sentences about what is asked for and cannot be ordered; an error in the first block, in
-        front of all work."""
-        linked = {kind(name) for link in links for name in link.consumers}
-        fitting = [
-            part_of(matrix)
-            for link in links
-            for matrix in found
-            if matrix.name in link.consumers
-            and any(_fits(link.columns[units], self.pattern.m) for units in link.classes)
-        ]
+    def check_first(self, layout: Layout, blocks: Blocks) -> None:
+        """Fail, in front of all work, where the first block has nothing to order of a part."""
+        with blocks.block(0) as block:
+            found = layout.matrices(0)
+            probe = Probe(self.activations, 0, block, found, f"{self.prefix}.0.")
+            names = {matrix.name: matrix for matrix in found}
+            known = {
+                part_of(names[link.consumers[0]])
+                for link in self._instances(self._links(probe, found), names)
+            }
         for part in self.parts:
-            if part not in fitting and index == 0:
+            if part not in known:
                 raise SympruneError(
                     f"The first block has no {_IN_WORDS[part]} whose order could be changed for "
                     f"{self.pattern}: leave {part} out of --permute."
                 )
-        left = {
-            matrix.kind
-            for matrix in found
-            if kind(matrix.name) not in linked
-            and part_of(matrix) in self.parts
-            and part_of(matrix) not in fitting
-        }
-        return [f"Left in their order: {', '.join(sorted(left))}."] if left else []
+
+    def _left(self, found: list[Matrix], known: list[Link]) -> list[str]:
+        """Sentences where a block has nothing to order of a part that is asked for."""
+        names = {matrix.name: matrix for matrix in found}
+        there = {part_of(names[link.consumers[0]]) for link in known}
+        return [
+            f"There are blocks without {_IN_WORDS[part]} whose order could be changed."
+            for part in self.parts
+            if part not in there
+        ]
 
 
 _IN_WORDS = {MLP: "hidden channels", HEADS: "values of heads"}
@@ -229,11 +229,16 @@ def find_biases(block: nn.Module, prefix: str) -> dict[str, tuple[str, tuple[int
 
 
 def check_same(probe: Probe, moves: list[Move], outputs: dict[str, Tensor]) -> None:
-    """Apply moves to a block, and fail where a product is not what it was, but for the order of
-    its channels. Later products are given what was expected of earlier ones."""
+    """Apply moves to a block, or fail, and leave it as it was, where a product is not what it was
+    but for the order of its channels."""
     before, out = probe.run()
-    apply_to(probe.block, probe.prefix, moves)
-    compare_with(probe, before, out, outputs)
+    parameters = {probe.prefix + name: p for name, p in probe.block.named_parameters()}
+    apply_all(parameters, moves)
+    try:
+        compare_with(probe, before, out, outputs)
+    except SympruneError:
+        take_back(parameters, moves)
+        raise
 
 
 def compare_with(
@@ -244,7 +249,8 @@ def compare_with(
     hidden: Tensor | None = None,
 ) -> None:
     """Fail where a block, whose weights were moved, makes something else of a few tokens than it
-    did before, but for the order of the channels in `outputs`."""
+    did before, but for the order of the channels in `outputs`. Later products are given what was
+    expected of earlier ones."""
     seen: set[str] = set()
 
     def compare(name: str, _: Tensor, y: Tensor) -> None:
@@ -274,13 +280,6 @@ def is_near(found: Tensor, expected: Tensor) -> bool:
     allowed = max(4 * torch.finfo(expected.dtype).eps, LEAST_ALLOWED)
     error = torch.linalg.vector_norm(found.float() - expected.float())
     return bool(error <= allowed * torch.linalg.vector_norm(expected.float()))
-
-
-def apply_to(block: nn.Module, prefix: str, moves: Iterable[Move]) -> None:
-    """Order the parameters of a block in place; their names begin with `prefix`."""
-    parameters = {prefix + name: p for name, p in block.named_parameters()}
-    for move in moves:
-        move.apply(parameters[move.parameter_name].data)
 
 
 def _rename(link: Link, old: str, new: str) -> Link:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -55,3 +55,15 @@ def apply_moves(moves: Iterable[Move], name: str, whole: Tensor) -> Tensor:
         if move.parameter_name == name:
             move.apply(whole)
     return whole
+
+
+def apply_all(parameters: Mapping[str, Tensor], moves: Iterable[Move]) -> None:
+    """Order parameters in place."""
+    for move in moves:
+        move.apply(parameters[move.parameter_name].data)
+
+
+def take_back(parameters: Mapping[str, Tensor], moves: Iterable[Move]) -> None:
+    """Undo `apply_all`."""
+    for move in reversed(list(moves)):
+        replace(move, order=move.order.argsort()).apply(parameters[move.parameter_name].data)

@@ -27,13 +27,16 @@ class Orders:
     ) -> None:
         self.recipe = recipe
         self.residual: Mapping[str, Any] | None = None
+        self.inside: BlockOrders | None = None
+        inside = [part for part in recipe.permuted_parts if part != RESIDUAL]
+        if inside:
+            self.inside = BlockOrders(blocks, recipe, inside)
+            self.inside.check_first(layout, blocks)
         if RESIDUAL in recipe.permuted_parts:
             self.residual = blocks.once(
                 "order", lambda: find_residual(layout, blocks, tokens, recipe, watch)
             )
             blocks.reorder(residual_moves(self.residual))
-        inside = [part for part in recipe.permuted_parts if part != RESIDUAL]
-        self.inside = BlockOrders(blocks, recipe, inside) if inside else None
 
     def order(
         self,

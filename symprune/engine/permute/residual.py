@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from symprune.engine.permute.inside import (
     probe_tokens,
 )
 from symprune.engine.permute.links import kind
-from symprune.engine.permute.moves import Move
+from symprune.engine.permute.moves import Move, apply_all, take_back
 from symprune.engine.permute.probe import Probe
 from symprune.engine.reduce import reduce
 from symprune.errors import SympruneError
@@ -96,7 +95,11 @@ def _needs(recipe: Recipe) -> Needs:
 
 
 def _measure(
-    activations: Activations | None, index: int, block: nn.Module, found: list[Matrix], recipe: Recipe
+    activations: Activations | None,
+    index: int,
+    block: nn.Module,
+    found: list[Matrix],
+    recipe: Recipe,
 ) -> Collector:
     """What the recipe's criterion needs, of the dense model."""
     if activations is None:
@@ -242,14 +245,11 @@ def _moves(axes: Mapping[str, int], order: Tensor) -> list[Move]:
 @contextmanager
 def _moved(parameters: Mapping[str, nn.Parameter], moves: list[Move]) -> Iterator[None]:
     """Parameters that are ordered as long as the context lasts."""
-    for move in moves:
-        move.apply(parameters[move.parameter_name].data)
+    apply_all(parameters, moves)
     try:
         yield
     finally:
-        for move in moves:
-            back = replace(move, order=move.order.argsort())
-            back.apply(parameters[move.parameter_name].data)
+        take_back(parameters, moves)
 
 
 def _refuse(why: str) -> SympruneError:
