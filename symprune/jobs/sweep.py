@@ -1,8 +1,9 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
 A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates,
-allocations, values and what is permuted; its cells are their combinations. Cells with the same calibration set share
-its tokens and the dense embedding pass. A cell that is in the results file already is skipped.
+allocations, values and what is permuted; its cells are their combinations. Cells with the same
+calibration set share its tokens and the dense embedding pass. A cell that is in the results file
+already is skipped.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ def assign(gain: np.ndarray) -> np.ndarray:
     for row, costs in enumerate(cost):
         free = np.flatnonzero((costs - of_column <= of_row[row]) & (owner < 0))
         if len(free):
-            owner[free[0]], held[row] = row, free[0]
+            column = int(free[0])
+            owner[column], held[row] = row, column
     for row in np.flatnonzero(held < 0):
         _serve(int(row), cost, of_row, of_column, owner, held)
     return held

@@ -136,7 +136,7 @@ def residual_figures(
 def _check_around(layout: Layout, blocks: Blocks, probed: Activations) -> dict[str, int]:
     """The axes of what is around the blocks: all that end with the width of the hidden states.
     Fails where the model does not take these in another order."""
-    model, width = layout.model, probed.hidden.shape[-1]
+    width = probed.hidden.shape[-1]
     order = _draw_order(width)
     with blocks.around():
         named = _named_around(layout)
