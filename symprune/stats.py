@@ -172,6 +172,14 @@ class ChannelStats:
         if self._gram is not None:
             self._gram.all_reduce(self.device)
 
+    def reorder(self, order: Tensor) -> None:
+        """Channel order[i] becomes channel i."""
+        for table in (self.sums, self.rests):
+            for name in self.rests:
+                table[name] = table[name].index_select(0, order.to(table[name].device))
+        if self._gram is not None:
+            self._gram.reorder(order)
+
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors: what a process or a client sends."""
         counts = torch.tensor([self.samples, self.tokens], dtype=torch.int64)

@@ -327,6 +327,10 @@ def check_recipe(recipe: Recipe) -> None:
             "--reconstruct trains weights, which federated pruning does not send; prune without "
             "it, then train them by symprune refine --masks FOLDER --refine none --reconstruct."
         )
+    if recipe.permute is not None:
+        raise SympruneError(
+            "A permutation moves weights, which federated pruning does not send; leave it out."
+        )
     if recipe.allocation is not None:
         raise SympruneError(
             f"--allocate {recipe.allocation.name} is not for federated pruning, which takes the "

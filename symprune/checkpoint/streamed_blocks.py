@@ -17,6 +17,7 @@ from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
 from symprune.engine.blocks import Blocks, PrunedBlock
+from symprune.engine.permute.moves import Move
 from symprune.engine.report import Report
 from symprune.errors import SympruneError
 from symprune.machine import distributed
@@ -70,6 +71,19 @@ class StreamedBlocks(Blocks):
     ) -> forward.Activations:
         with self.streamed.around():
             return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
+
+    def embed_anew(self, tokens: Tensor) -> forward.Activations:
+        with self.streamed.around():
+            return forward.embed(self.layout, tokens)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with self.streamed.around(head=True):
+            yield
+
+    def reorder(self, moves: list[Move]) -> None:
+        """What is read is ordered, here and where it is written."""
+        self.streamed.moves = moves
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

@@ -13,6 +13,7 @@ from symprune.cli import options as o
 from symprune.cli.groups import (
     Choosing,
     Loading,
+    Permute,
     Reconstructing,
     Refining,
     Running,
@@ -27,6 +28,7 @@ def prune(
     model: o.Model,
     *,
     choosing: Choosing,
+    permute: Permute = None,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
@@ -76,6 +78,8 @@ def prune(
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
     chosen = reconstructing.apply(valuing.apply(chosen))
+    if permute is not None:
+        chosen = chosen.with_changes(permute=None if permute == "none" else permute)
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -179,9 +183,9 @@ def sweep(
         Path,
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
-            "refinements, updates, allocations, values and reconstructions to combine; nsamples, "
-            "seqlen, calibration, bos, values_head, eval_data, valid_data (measured as well) and "
-            "eval_windows apply to every combination."
+            "refinements, updates, allocations, values, reconstructions and permutes to combine; "
+            "nsamples, seqlen, calibration, bos, values_head, eval_data, valid_data (measured as "
+            "well) and eval_windows apply to every combination."
         ),
     ],
     output: Annotated[

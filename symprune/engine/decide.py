@@ -71,8 +71,8 @@ def decide(
     """
 
     def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
-        score = _score(name, values, inputs, outputs, recipe, gradients)
-        return _mask(score, recipe, removed, share)
+        found = score(name, values, inputs, outputs, recipe, gradients)
+        return _mask(found, recipe, removed, share)
 
     whole = base is None and recipe.keeps_all
     if whole:
@@ -136,7 +136,7 @@ def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> T
     return masks.keep_count(score, int(share * removed) if share < 1 else removed, recipe.group)
 
 
-def _score(
+def score(
     name: str,
     weight: Tensor,
     inputs: ChannelStats | None,
@@ -144,6 +144,7 @@ def _score(
     recipe: Recipe,
     gradients: ChannelStats | None = None,
 ) -> Tensor:
+    """What the recipe's criterion gives each weight of the matrix `name`."""
     rows, columns = weight.shape
     statistics: dict[str, Any] = {}
     if "input_norm" in recipe.criterion.needs:

@@ -24,6 +24,9 @@ from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
+from symprune.engine.permute import inside
+from symprune.engine.permute.inside import Ordered
+from symprune.engine.permute.orders import Orders
 from symprune.engine.reconstruct import (
     Reconstruction,
     add_figures,
@@ -59,6 +62,7 @@ class WalkPlan:
     gram_device: str = "auto"
     held_out: int | None = None  # samples of this process; None: nobody watches
     removed: Mapping[str, int] = field(default_factory=dict)
+    orders: Orders | None = None
     stored: torch.dtype | None = None  # what updated weights are rounded to
 
 
@@ -134,6 +138,9 @@ def prune(
             found = Division(**divided)
             report.allocation = found.to_dict()
             report.notes += found.notes()
+        if recipe.permute is not None:
+            with _time(report, "permute"):
+                plan = replace(plan, orders=Orders(layout, blocks, tokens, recipe, watch))
         if held_out is not None and (needs.gram or recipe.reconstruction is not None):
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
@@ -143,7 +150,7 @@ def prune(
         if recipe.head_grid is not None and blocks.in_memory:
             report.values |= round_head(model, recipe.head_grid)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
-    report.notes += summary(report.layers)
+    report.notes += [*inside.summary(report.layers), *summary(report.layers)]
     report.peak_memory = memory.peak()
     return report
 
@@ -159,11 +166,21 @@ def _check_types(model: Any, recipe: Any) -> None:
 
 def _check_can_start_from_masks(recipe: Recipe, base: MaskSet, layout: Layout) -> None:
     base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
+    check_starts_from_masks(recipe)
+
+
+def check_starts_from_masks(recipe: Recipe) -> None:
+    """Fail where a recipe cannot go on from masks that were made earlier."""
     update = recipe.weight_update
     if update is not None and update.finds_mask:
         raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
     if recipe.allocation is not None:
         raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
+    if recipe.permute is not None:
+        raise SympruneError(
+            "Masks made with --permute fit the weights beside them, not the dense model's: make "
+            "new ones."
+        )
 
 
 def check_pattern(layout: Layout, recipe: Recipe) -> None:
@@ -220,6 +237,10 @@ def _walk(
                 if index == first:
                     tell(rebuilt.check_memory(index, block, activations))
                 rebuilt.pass_dense(index, block)
+        ordered = Ordered()
+        if plan.orders is not None:
+            with _time(report, "permute"):
+                ordered = plan.orders.order(index, block, found, measured, watched)
         before = len(report.layers)
         with _time(report, "mask"):
             pruned = prune_block(
@@ -230,6 +251,8 @@ def _walk(
                 watched,
                 lambda n: watch("mask", index, count, n, len(found), found[n].name),
             )
+        pruned.moves = ordered.moves
+        ordered.tell(report, before)
         if rebuilt is not None and activations is not None:
             with _time(report, "reconstruct"):
                 fitted = rebuilt.fit(

@@ -1,8 +1,9 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
 A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates,
-allocations and values; its cells are their combinations. Cells with the same calibration set share
-its tokens and the dense embedding pass. A cell that is in the results file already is skipped.
+allocations, values and what is permuted; its cells are their combinations. Cells with the same
+calibration set share its tokens and the dense embedding pass. A cell that is in the results file
+already is skipped.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Grid:
     allocations: list[Any] = field(default_factory=lambda: [None])
     values: list[Any] = field(default_factory=lambda: [None])
     reconstructions: list[Any] = field(default_factory=lambda: [None])
+    permutes: list[Any] = field(default_factory=lambda: [None])
     token_limits: list[float | None] = field(default_factory=lambda: [None])
     values_head: str | None = None
     calibration: str = "c4"
@@ -104,11 +106,13 @@ class Grid:
             self.allocations,
             self.values,
             self.reconstructions,
+            self.permutes,
             self.token_limits,
             self.seeds,
         )
         for (
-            method, amount, group, refine, update, allocate, values, reconstruct, limit, seed,
+            method, amount, group, refine, update, allocate, values, reconstruct, permute, limit,
+            seed,
         ) in combinations:  # fmt: skip
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
@@ -123,6 +127,7 @@ class Grid:
                     allocate=None if "pattern" in amount else allocate,
                     values=values,
                     reconstruct=reconstruct,
+                    permute=permute if "pattern" in amount else None,
                     values_head=self.values_head,
                     token_limit=limit,
                     calibration=self.calibration,
@@ -306,7 +311,9 @@ class Sweep:
             parameter.copy_(dense)
 
     def _changing(self) -> list[Tensor]:
-        """The parameters a cell may change, each once."""
+        """The parameters a cell may change, each once: where channels are permuted, all."""
+        if any(permute is not None for permute in self.grid.permutes):
+            return list(self.model.parameters())
         found = {id(m.parameter): m.parameter for m in find_layout(self.model).all_matrices()}
         found |= {id(each): each for each in head_parameters(self.model).values()}
         return list(found.values())
