@@ -29,6 +29,7 @@ from symprune.values import Rounding, choose_rounding
 from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
+INPUTS = ("pruned", "dense")
 HEAD_VALUES = ("int8", "int4")
 MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
@@ -54,6 +55,8 @@ class Recipe:
             have the model's type. With sparsity 0 all weights are kept, and no other step is taken.
         reconstruct: A training of each block's kept weights on the dense model's outputs, through
             the rounding where there are values: `block`, likewise.
+        inputs: What statistics are measured on: the outputs of the `pruned` blocks before, or of
+            the `dense` ones. (The option of that name of `reconstruct` says the same of training.)
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
         calibration: The text: c4, wikitext2, builtin or a file.
@@ -76,6 +79,7 @@ class Recipe:
     allocate: str | Mapping[str, Any] | None = None
     values: str | Mapping[str, Any] | None = None
     reconstruct: str | Mapping[str, Any] | None = None
+    inputs: str = "pruned"
     values_head: str | None = None
     token_limit: float | None = None
     calibration: str = "c4"
@@ -112,6 +116,7 @@ class Recipe:
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
+        check_choice("inputs", self.inputs, INPUTS)
         if self.keeps_all:  # nothing to refine, to update or to allocate
             for step in ("refine", "update", "allocate"):
                 object.__setattr__(self, step, None)
@@ -173,6 +178,17 @@ class Recipe:
         return choose_reconstruction(self.reconstruct)
 
     @property
+    def follows_pruned(self) -> bool:
+        """Whether something is measured or trained on the outputs of pruned blocks."""
+        trained = self.reconstruction
+        return self.inputs == "pruned" or (trained is not None and trained.inputs == "pruned")
+
+    @property
+    def follows_dense(self) -> bool:
+        """Whether the outputs of dense blocks are made use of."""
+        return self.inputs == "dense" or self.reconstruction is not None
+
+    @property
     def head_grid(self) -> Grid | None:
         return None if self.values_head is None else GRIDS[self.values_head]
 
@@ -191,6 +207,8 @@ class Recipe:
         parts = ["all weights kept"] if self.keeps_all else self._describe_mask()
         if self.token_limit is not None:
             parts.append(f"token limit {self.token_limit:g}")
+        if self.inputs == "dense":
+            parts.append("measured on the dense model")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
         if self.reconstruction is not None:

@@ -67,6 +67,15 @@ Rate = Annotated[
         rich_help_panel=RECONSTRUCTION,
     ),
 ]
+STATISTICS = "Statistics"
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure each block behind the blocks that are pruned already, or all of them in the "
+        "dense model, in one pass instead of two: pruned or dense. [dim]\\[default: pruned][/dim]",
+        rich_help_panel=STATISTICS,
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,
@@ -184,6 +193,17 @@ class Reconstructing:
         """The recipe with them; `none` takes away what it has."""
         options = o.select_given(epochs=self.epochs, rate=self.rate)
         return o.with_step(recipe, "reconstruct", self.reconstruct, options)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What a block's statistics are measured on."""
+
+    inputs: Inputs = None
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """The recipe with what was typed."""
+        return recipe.with_changes(**o.select_given(**vars(self)))
 
 
 @dataclass(frozen=True)

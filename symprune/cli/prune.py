@@ -13,6 +13,7 @@ from symprune.cli import options as o
 from symprune.cli.groups import (
     Choosing,
     Loading,
+    Measuring,
     Reconstructing,
     Refining,
     Running,
@@ -47,6 +48,7 @@ def prune(
     spread: o.Spread = None,
     valuing: Valuing,
     reconstructing: Reconstructing,
+    measuring: Measuring,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -73,7 +75,7 @@ def prune(
         chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
-    chosen = reconstructing.apply(valuing.apply(chosen))
+    chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -107,6 +109,7 @@ def refine_masks(
     token_limit: o.TokenLimit = None,
     valuing: Valuing,
     reconstructing: Reconstructing,
+    measuring: Measuring,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -126,14 +129,14 @@ def refine_masks(
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
         refine=None, update=None, allocate=None, values=None, reconstruct=None,
-        values_head=None, **changes,
+        inputs="pruned", values_head=None, **changes,
     )  # fmt: skip
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
     chosen = o.with_step(chosen, "update", update, fitting)
-    chosen = reconstructing.apply(valuing.apply(chosen))
+    chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:

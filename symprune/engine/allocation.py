@@ -30,7 +30,8 @@ def divide_budget(
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = collect(activations, index, block, found, needs, advance=True)
+            settings = (activations, index, block, found, needs)
+            measured = collect(*settings, take=activations.replace)
             reduce(measured)
             for matrix in found:
                 name, weight = matrix.name, matrix.weight

@@ -31,6 +31,10 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {
 }
 
 
+Take = Callable[[range, Tensor], None]
+"""take(samples, output): called with what a block makes of consecutive samples."""
+
+
 class Collector(TorchFunctionMode):
     """Measures the inputs (and outputs) of a block's matrices as its forward multiplies with them.
 
@@ -201,13 +205,13 @@ def collect(
     tick: Tick = lambda _: None,
     samples: range | None = None,
     gram_device: str = "auto",
-    advance: bool = False,
+    take: Take | None = None,
 ) -> Collector:
     """Run a block over the samples, measuring what goes into and out of its matrices.
 
-    With advance, its outputs become the hidden states: for a block that will stay as it is. The
-    first sample passes alone and shows whether samples that pass together could be told apart;
-    where Gram matrices are summed, the other processes wait for the first one's.
+    take is given its outputs. The first sample passes alone and shows whether samples that pass
+    together could be told apart; where Gram matrices are summed, the other processes wait for the
+    first one's.
     """
     collector = Collector(matrices, needs, gram_device, block)
 
@@ -215,8 +219,8 @@ def collect(
         collector.next_sample()
         with collector:
             output = activations.run(index, block, some)
-        if advance:
-            activations.replace(some, output)
+        if take is not None:
+            take(some, output)
         tick(some[-1])
 
     samples = range(len(activations)) if samples is None else samples

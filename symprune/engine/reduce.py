@@ -6,18 +6,17 @@ their order does not show in a bit.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from symprune.engine.collect import Collector, collect, distinct_inputs
+from symprune.engine.blocks import Pass
+from symprune.engine.collect import Collector, Take, collect, distinct_inputs
 from symprune.engine.forward import Activations, Tick
 from symprune.errors import SympruneError
 from symprune.gram import memory_of
 from symprune.machine import distributed, memory
-from symprune.models.layout import device_of
+from symprune.models.layout import Layout, device_of
 from symprune.models.matrices import Matrix
 from symprune.stats import GRAM, ChannelStats, Needs
 
@@ -31,20 +30,32 @@ def measure(
     held_out: int | None = None,
     gram_device: str = "auto",
     tick: Tick = lambda _: None,
+    take: Take | None = None,
 ) -> tuple[Collector, Collector]:
     """The statistics of a block on all processes' calibration samples and, where a step that fits
-    them is watched, on the held-out ones: the last `held_out` of this process."""
+    them is watched, on the held-out ones: the last `held_out` of this process. take is given the
+    block's outputs for all samples."""
     settings = (activations, index, block, found)
     calibrating = len(activations) - (held_out or 0)
-    measured = collect(*settings, needs, tick, range(calibrating), gram_device)
+    measured = collect(*settings, needs, tick, range(calibrating), gram_device, take)
     reduce(measured)
-    watched = Collector()
-    if held_out is not None and needs.gram:
-        watching = replace(needs, inputs=frozenset({GRAM}), outputs=frozenset())
-        others = range(calibrating, len(activations))
-        watched = collect(*settings, watching, tick, others, gram_device)
-        reduce(watched)
+    if held_out is None or not (needs.gram or take):
+        return measured, Collector()
+    watching = Needs(needs.inputs & {GRAM}, token_limit=needs.token_limit)
+    others = range(calibrating, len(activations))
+    watched = collect(*settings, watching, tick, others, gram_device, take)
+    reduce(watched)
     return measured, watched
+
+
+def pass_as_measured(layout: Layout, held_out: int | None) -> Pass:
+    """Passes a block that stays as it is; samples that `measure` has pass together do so."""
+
+    def pass_by(activations: Activations, index: int, block: nn.Module) -> None:
+        found, take = layout.matrices(index), activations.replace
+        measure(activations, index, block, found, Needs(), held_out, take=take)
+
+    return pass_by
 
 
 def check_gram_memory(
