@@ -17,7 +17,9 @@ from symprune.errors import SympruneError
 from symprune.machine import durable
 from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
+from symprune.stats import GRAM
 from symprune.update import LeastSquares, Update, choose_update
+from symprune.update.targets import OWN, TARGETS
 from symprune.validation import (
     check_choice,
     check_names,
@@ -57,6 +59,11 @@ class Recipe:
             the rounding where there are values: `block`, likewise.
         inputs: What statistics are measured on: the outputs of the `pruned` blocks before, or of
             the `dense` ones. (The option of that name of `reconstruct` says the same of training.)
+        sequential: Whether a block is measured and pruned group by group in the order data flows
+            through it, each group behind the pruned ones before it.
+        targets: What updates and values are fitted to: the layer's `own` outputs on the inputs it
+            has behind pruned blocks, the `dense` model's outputs, or, `mixed`, a part of the way
+            between them that held-out tokens choose. The last two go group by group.
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
         calibration: The text: c4, wikitext2, builtin or a file.
@@ -80,6 +87,8 @@ class Recipe:
     values: str | Mapping[str, Any] | None = None
     reconstruct: str | Mapping[str, Any] | None = None
     inputs: str = "pruned"
+    sequential: bool = False
+    targets: str = "own"
     values_head: str | None = None
     token_limit: float | None = None
     calibration: str = "c4"
@@ -117,6 +126,9 @@ class Recipe:
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
         check_choice("inputs", self.inputs, INPUTS)
+        check_choice("targets", self.targets, TARGETS)
+        if not isinstance(self.sequential, bool):
+            raise SympruneError(f"sequential is true or false, not {self.sequential!r}.")
         if self.keeps_all:  # nothing to refine, to update or to allocate
             for step in ("refine", "update", "allocate"):
                 object.__setattr__(self, step, None)
@@ -134,9 +146,23 @@ class Recipe:
             check_choice("values_head", self.values_head, HEAD_VALUES)
         if self.refine is not None and update is not None and update.finds_mask:
             raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
+        self._check_flow()
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
                 f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."
+            )
+
+    def _check_flow(self) -> None:
+        fitted = (self.weight_update, self.rounding)
+        if self.targets != OWN and all(step is None or step.needs != GRAM for step in fitted):
+            raise SympruneError(
+                f"targets {self.targets} is what weights are fitted to: give an update, or values "
+                "that are not rounded to the nearest."
+            )
+        if self.inputs == "dense" and self.by_groups:
+            raise SympruneError(
+                "inputs dense measures the dense model, where no group is behind a pruned one: "
+                "leave out sequential and targets."
             )
 
     @property
@@ -178,6 +204,11 @@ class Recipe:
         return choose_reconstruction(self.reconstruct)
 
     @property
+    def by_groups(self) -> bool:
+        """Whether the groups of a block are measured one after the other."""
+        return self.sequential or self.targets != OWN
+
+    @property
     def follows_pruned(self) -> bool:
         """Whether something is measured or trained on the outputs of pruned blocks."""
         trained = self.reconstruction
@@ -186,7 +217,8 @@ class Recipe:
     @property
     def follows_dense(self) -> bool:
         """Whether the outputs of dense blocks are made use of."""
-        return self.inputs == "dense" or self.reconstruction is not None
+        needed = self.inputs == "dense" or self.targets != OWN
+        return needed or self.reconstruction is not None
 
     @property
     def head_grid(self) -> Grid | None:
@@ -209,6 +241,10 @@ class Recipe:
             parts.append(f"token limit {self.token_limit:g}")
         if self.inputs == "dense":
             parts.append("measured on the dense model")
+        if self.by_groups:
+            parts.append("group by group")
+        if self.targets != OWN:
+            parts.append(f"towards {self.targets} targets")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
         if self.reconstruction is not None:

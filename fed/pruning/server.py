@@ -318,6 +318,11 @@ def check_recipe(recipe: Recipe) -> None:
             "--reconstruct trains weights, which federated pruning does not send; prune without "
             "it, then train them by symprune refine --masks FOLDER --refine none --reconstruct."
         )
+    if recipe.sequential:
+        raise SympruneError(
+            "--sequential measures a block several times; clients of federated pruning send its "
+            "statistics at once, so leave it out."
+        )
     if recipe.inputs != "pruned":
         raise SympruneError(
             "--inputs dense measures the dense model; clients of federated pruning measure behind "

@@ -76,6 +76,24 @@ Inputs = Annotated[
         rich_help_panel=STATISTICS,
     ),
 ]
+Sequential = Annotated[
+    bool | None,
+    typer.Option(
+        "--sequential/--no-sequential",
+        help="Measure and prune a block group by group in the order data flows through it: q/k/v, "
+        "then o, then gate/up, then down. [dim]\\[default: no][/dim]",
+        rich_help_panel=STATISTICS,
+    ),
+]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        help="What weights are fitted to: the layer's own outputs, the dense model's (dense), or "
+        "what held-out tokens choose between them (mixed); the last two go group by group. "
+        "[dim]\\[default: own][/dim]",
+        rich_help_panel=STATISTICS,
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,
@@ -197,9 +215,11 @@ class Reconstructing:
 
 @dataclass(frozen=True)
 class Measuring:
-    """What a block's statistics are measured on."""
+    """What a block's statistics are measured on, and what its weights are fitted to."""
 
     inputs: Inputs = None
+    sequential: Sequential = None
+    targets: Targets = None
 
     def apply(self, recipe: Recipe) -> Recipe:
         """The recipe with what was typed."""

@@ -129,7 +129,7 @@ def refine_masks(
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
         refine=None, update=None, allocate=None, values=None, reconstruct=None,
-        inputs="pruned", values_head=None, **changes,
+        inputs="pruned", sequential=False, targets="own", values_head=None, **changes,
     )  # fmt: skip
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)

@@ -34,6 +34,12 @@ class PrunedBlock:
     values: dict[str, OnGrid] = field(default_factory=dict)
     unrounded: dict[str, Tensor] = field(default_factory=dict)
 
+    def add(self, others: PrunedBlock) -> None:
+        """What became of more of its matrices."""
+        self.masks.update(others.masks)
+        self.values |= others.values
+        self.unrounded |= others.unrounded
+
 
 class Blocks:
     """The blocks of a model in memory.

@@ -22,7 +22,7 @@ from symprune.engine.blocks import Blocks
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
 from symprune.engine.reconstruct import check_processes, summary
-from symprune.engine.report import Report, left_dense, warnings
+from symprune.engine.report import Report, fitted_to, left_dense, warnings
 from symprune.engine.tokens import read_tokens
 from symprune.engine.visit.block import Visit, spend
 from symprune.engine.visit.pruning import WalkPlan
@@ -33,6 +33,7 @@ from symprune.maskset import MaskSet
 from symprune.models.layout import Layout, device_of, find_layout
 from symprune.models.support import check_supported
 from symprune.recipe import Recipe
+from symprune.update.targets import OWN
 from symprune.validation import check_choice
 
 GRAM_DEVICES = ("auto", "cpu", "disk")
@@ -92,7 +93,12 @@ def prune(
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
-    plan = WalkPlan(recipe, needs, report_error, base, gram_device)
+    if recipe.targets != OWN and held_out is None:
+        raise SympruneError(
+            f"Held-out tokens decide about targets {recipe.targets}, and there are none; give a "
+            "longer text, or held_out."
+        )
+    plan = WalkPlan(recipe, needs, report_error, base, gram_device, tokens=tokens.numel())
     with forward.ready(model):
         tokens = distributed.share(tokens)
         if blocks is None:
@@ -115,7 +121,7 @@ def prune(
         if recipe.head_grid is not None and blocks.in_memory:
             report.values |= round_head(model, recipe.head_grid)
     report.notes += [*layout.notes(), *left_dense(report.layers), *warnings(report.layers)]
-    report.notes += summary(report.layers)
+    report.notes += [*fitted_to(report.layers, recipe.targets), *summary(report.layers)]
     report.peak_memory = memory.peak()
     return report
 

@@ -16,9 +16,13 @@ from symprune.engine.forward import Activations, Tick, Watch
 from symprune.engine.reconstruct import add_figures
 from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import Report
+from symprune.engine.visit.dense_side import DenseSide, compared
+from symprune.engine.visit.groups import describe_cost, find_groups
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.engine.visit.streams import Streams
 from symprune.models.matrices import Matrix
+from symprune.stats import DRIFT
+from symprune.update.targets import OWN
 
 
 @dataclass
@@ -40,10 +44,11 @@ class Visit:
         before = len(self.report.layers)
         if streams.rebuilt is not None:
             self._begin_reconstruction(index, block)
-        measured, watched = self._measure(index, block, found, last)
-        if streams.dense is not None and self.plan.recipe.inputs == "pruned":
-            self._pass_dense(index, block, streams.dense)
-        pruned = self._prune(index, found, measured, watched)
+        pruned = self._prune_groups(index, block, found)
+        order = {matrix.name: number for number, matrix in enumerate(found)}
+        self.report.layers[before:] = sorted(
+            self.report.layers[before:], key=lambda layer: order[layer.name]
+        )
         if streams.rebuilt is not None:
             self._reconstruct(index, block, found, pruned, before)
         if streams.pruned is not None and not last:
@@ -52,40 +57,86 @@ class Visit:
         with self._time("keep"):
             self.blocks.finish(index, self.report, pruned, streams.leading)
 
-    def _measure(
-        self, index: int, block: nn.Module, found: list[Matrix], last: bool
-    ) -> tuple[Collector, Collector]:
-        """The statistics of the block. Where the dense model's are asked for, its hidden states go
-        on in the same pass."""
-        plan, dense = self.plan, self.plan.recipe.inputs == "dense"
-        source, take = self.streams.dense if dense else self.streams.pruned, None
-        if source is None:
-            return Collector(), Collector()
-        if dense:
-            take = self._take_dense(source, last)
-        if not plan.needs and take is None:
-            return Collector(), Collector()
+    def _prune_groups(self, index: int, block: nn.Module, found: list[Matrix]) -> PrunedBlock:
+        """Measure and prune the block, all of it or group by group. Before its last weights change,
+        or before any does where nothing is compared with the dense model, that model's hidden
+        states pass it."""
+        pruned, streams, recipe = PrunedBlock(), self.streams, self.plan.recipe
+        groups, side = self._groups(index, block, found), None
+        if recipe.targets != OWN and streams.dense is not None:
+            prefix = f"{self.blocks.layout.prefix}.{index}."
+            side = DenseSide(streams.dense, index, block, found, prefix)
+        leaving = groups[0] if side is None else groups[-1]
+        for group in groups:
+            measured, watched = self._measure(index, block, found, group, side)
+            if group is leaving and streams.dense is not None and recipe.inputs == "pruned":
+                self._pass_dense(index, block, streams.dense, side)
+            if side is not None and group is not groups[-1]:
+                side.keep(group)
+            pruned.add(self._prune(index, group, measured, watched))
+        return pruned
+
+    def _groups(self, index: int, block: nn.Module, found: list[Matrix]) -> list[list[Matrix]]:
+        """What is measured together; what a run that begins takes is said."""
+        plan, source, groups = self.plan, self._source, [found]
+        if source is None or not plan.needs:
+            return groups
         with self._time("collect"):
-            settings = (source, index, block, found)
-            if plan.needs.gram and index == self.first:
-                self.tell(check_gram_memory(*settings, plan.held_out, plan.gram_device))
-            tick = self._ticker("collect", index)
-            return measure(*settings, plan.needs, plan.held_out, plan.gram_device, tick, take)
+            if plan.recipe.by_groups:
+                groups = find_groups(source, index, block, found)
+            if index == self.first and plan.recipe.by_groups:
+                self.tell(describe_cost(len(groups), plan.recipe.targets))
+            if index == self.first and plan.needs.gram:
+                settings = (plan.held_out, plan.gram_device, DRIFT in plan.needs.inputs)
+                self.tell(check_gram_memory(source, index, block, groups, *settings))
+        return groups
 
-    def _take_dense(self, dense: Activations, last: bool) -> Take | None:
+    @property
+    def _source(self) -> Activations | None:
+        """What statistics are measured on."""
+        dense = self.plan.recipe.inputs == "dense"
+        return self.streams.dense if dense else self.streams.pruned
+
+    def _measure(
+        self,
+        index: int,
+        block: nn.Module,
+        found: list[Matrix],
+        group: list[Matrix],
+        side: DenseSide | None,
+    ) -> tuple[Collector, Collector]:
+        """The statistics of a group of the block. Where those of the dense model are asked for, its
+        hidden states go on in the same pass."""
+        plan, source, take = self.plan, self._source, None
+        if source is not None and plan.recipe.inputs == "dense":
+            take = self._take_dense(index, source)
+        if source is None or not (plan.needs or take):
+            return Collector(), Collector()
+        only = frozenset(matrix.name for matrix in group) if plan.recipe.by_groups else None
+        beside = None
+        if side is not None and only is not None:
+            beside = side.inputs_of(compared(found, plan.tokens) & only)
+        with self._time("collect"):
+            return measure(
+                source, index, block, found, plan.needs, plan.held_out, plan.gram_device,
+                self._ticker("collect", index), take, only, beside,
+            )  # fmt: skip
+
+    def _take_dense(self, index: int, dense: Activations) -> Take | None:
         """What is done with the dense block's outputs."""
-        rebuilt = self.streams.rebuilt
-        if rebuilt is not None:
-            return rebuilt.take
-        return None if last else dense.replace
+        if self.streams.rebuilt is not None:
+            return self.streams.rebuilt.take
+        return None if index + 1 == len(self.blocks) else dense.replace
 
-    def _pass_dense(self, index: int, block: nn.Module, dense: Activations) -> None:
-        """The block, still dense, is run over the dense model's states."""
-        take = self._take_dense(dense, index + 1 == len(self.blocks))
+    def _pass_dense(
+        self, index: int, block: nn.Module, dense: Activations, side: DenseSide | None
+    ) -> None:
+        """The block, as it was, is run over the dense model's states."""
+        take, weights = self._take_dense(index, dense), None if side is None else side.weights
         if take is not None:
-            with self._time("reconstruct"):
+            with self._time("advance" if self.streams.rebuilt is None else "reconstruct"):
                 for samples in dense.batches():
-                    take(samples, dense.run(index, block, samples))
+                    take(samples, dense.run(index, block, samples, weights))
 
     def _prune(
         self, index: int, found: list[Matrix], measured: Collector, watched: Collector

@@ -13,13 +13,14 @@ from symprune import masks
 from symprune.engine import decide, forward
 from symprune.engine.blocks import PrunedBlock
 from symprune.engine.collect import Collector
-from symprune.engine.report import LayerReport, Report
+from symprune.engine.report import SHARE, LayerReport, Report
 from symprune.engine.visit.shared_work import decide_together
 from symprune.machine import host
 from symprune.maskset import MaskSet
 from symprune.models.matrices import Matrix, kind_of
 from symprune.recipe import Recipe
-from symprune.stats import ChannelStats, Needs
+from symprune.stats import DRIFT, ChannelStats, Needs
+from symprune.update.targets import aim
 from symprune.values.grid import fetch
 from symprune.values.scales import round_to_grid
 
@@ -36,6 +37,7 @@ class WalkPlan:
     held_out: int | None = None  # samples of this process; None: nobody watches
     removed: Mapping[str, int] = field(default_factory=dict)
     stored: torch.dtype | None = None  # what updated weights are rounded to
+    tokens: int = 0  # to calibrate on, in all processes
 
 
 def prune_block(
@@ -109,21 +111,27 @@ def _decide(
 def _decide_matrix(
     matrix: Matrix, measured: Collector, plan: WalkPlan, watched: Collector
 ) -> decide.Decision:
-    inputs, base = measured.inputs.get(matrix.name), None
+    inputs, base, weight = measured.inputs.get(matrix.name), None, matrix.weight
+    held_out = watched.inputs.get(matrix.name) if inputs else None
+    figures: dict[str, float] = {}
+    if inputs is not None and held_out is not None and DRIFT in inputs.collect & held_out.collect:
+        weight, figures[SHARE] = aim(weight, inputs, held_out, plan.recipe.targets)
     if plan.base is not None:
         base = matrix.slice_of(plan.base[matrix.parameter_name]).to(matrix.parameter.device)
-    return decide.decide(
+    decision = decide.decide(
         matrix.name,
         matrix.part,
-        matrix.weight,
+        weight,
         inputs,
         measured.outputs.get(matrix.name),
         plan.recipe,
         plan.report_error,
         base=base,
         removed=plan.removed.get(matrix.name),
-        held_out=watched.inputs.get(matrix.name) if inputs else None,
+        held_out=held_out,
     )
+    decision.figures |= figures
+    return decision
 
 
 def _left_dense(matrix: Matrix, plan: WalkPlan) -> decide.Decision:
