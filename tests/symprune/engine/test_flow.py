@@ -1,4 +1,5 @@
-"""What a block's statistics are measured on: the dense model, or the pruned blocks before it."""
+"""How statistics follow the data: measured on the dense model, behind pruned blocks, or group by
+group inside a block, with what weights are fitted to."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import families
 import pytest
 import torch
 from pretend_device import DEVICE, PretendDevice
+from torch import nn
 
 import symprune
 from symprune import Recipe, SympruneError, fed
@@ -19,9 +21,11 @@ from symprune.engine import decide, forward, walk
 from symprune.engine.collect import collect
 from symprune.engine.forward import Activations
 from symprune.engine.visit import shared_work
+from symprune.engine.visit.groups import find_groups, order_kinds
 from symprune.jobs import pruning
 from symprune.models import hub
 from symprune.models.layout import find_layout
+from symprune.models.matrices import matrices
 
 LSQ = {"name": "lsq", "rounds": 2, "iters": 4}
 TRAINED = {"name": "block", "epochs": 1}
@@ -33,6 +37,10 @@ WAYS = {
         "reconstruct": {**TRAINED, "inputs": "dense"},
     },
     "dense inputs, trained on pruned ones": {"inputs": "dense", "reconstruct": TRAINED},
+    "group by group": {"sequential": True},
+    "group by group, trained": {"sequential": True, "reconstruct": TRAINED},
+    "mixed targets": {"targets": "mixed"},
+    "dense targets, trained": {"targets": "dense", "reconstruct": TRAINED},
 }
 HELD_OUT = families.tokens(2, seed=9)
 
@@ -131,7 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-TEXT = {"calibration": __file__, "nsamples": 4, "seqlen": 16}
+TEXT = {"calibration": __file__, "nsamples": 12, "seqlen": 32}
 
 
 def job(folder: Path, output: Path, **changes: Any) -> pruning.Job:
@@ -181,17 +189,137 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-@pytest.mark.parametrize("way", ["dense inputs"])
+@pytest.mark.parametrize("way", ["dense inputs", "group by group", "mixed targets"])
 def test_a_device_gives_what_main_memory_does(way: str, family: str) -> None:
     recipe = Recipe(method="wanda", update=LSQ, **WAYS[way])  # type: ignore[arg-type]
-    model, tokens = families.model(family), families.tokens(2)
+    model, tokens = families.model(family), families.tokens(8, 24)
     with PretendDevice() as device:
         there = device.take(model)
-        symprune.prune(there, tokens.to(DEVICE), recipe, held_out=HELD_OUT[:1], batch_size=1)
+        symprune.prune(there, tokens.to(DEVICE), recipe, held_out=tokens[:1], batch_size=1)
         found = {name: p.detach().cpu() for name, p in there.named_parameters()}
-    symprune.prune(model, tokens, recipe, held_out=HELD_OUT[:1], batch_size=1)
+    symprune.prune(model, tokens, recipe, held_out=tokens[:1], batch_size=1)
     for name, weight in weights_of(model).items():
         torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-6, msg=name)
+
+
+GROUPS = {
+    "llama": [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]],
+    "gpt2": [["c_attn"], ["c_proj"], ["c_fc"], ["c_proj"]],
+    "gpt-neox": [["query_key_value"], ["dense"], ["dense_h_to_4h"], ["dense_4h_to_h"]],
+    "mixtral": [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_up_proj"], ["down_proj"]],
+}
+
+
+@pytest.mark.parametrize("family", list(GROUPS))
+def test_groups_are_found_in_the_order_data_flows(family: str) -> None:
+    model = families.model(family)
+    layout = find_layout(model)
+    with forward.ready(model):
+        activations = forward.embed(layout, families.tokens(1))
+        groups = find_groups(activations, 0, layout.blocks[0], layout.matrices(0))
+    kinds = [list(dict.fromkeys(m.kind.split(".")[-1] for m in group)) for group in groups]
+    assert kinds == GROUPS[family]
+    assert sum(map(len, groups)) == len(layout.matrices(0))
+
+
+def test_kinds_that_share_an_input_are_one_group_even_if_that_shows_late() -> None:
+    block = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("a", "b", "c", "d")})
+    found = matrices(block)
+    one, two, three = object(), object(), object()
+    inputs = {"a.weight": one, "b.weight": two, "c.weight": three}
+    assert order_kinds(found, inputs) == {"a": 0, "b": 1, "c": 2}
+    inputs = {"d.weight": one, "b.weight": two, "a.weight": two, "c.weight": one}
+    assert order_kinds(found, inputs) == {"d": 0, "b": 1, "a": 1, "c": 0}
+
+
+def by_hand(model: Any, tokens: torch.Tensor, groups: list[list[str]]) -> None:
+    """Wanda, group by group, each time with forwards of the whole model and hooks."""
+    for block in model.model.layers:
+        layers = dict(block.named_modules())
+        for group in groups:
+            chosen = [m for n, m in layers.items() if n.rpartition(".")[2] in group]
+            square = {m: torch.zeros(m.in_features).double() for m in chosen}
+
+            def hook(module: Any, args: Any, square: Any = square) -> None:
+                square[module] += (args[0][0].float() ** 2).sum(0).double()
+
+            handles = [m.register_forward_pre_hook(hook) for m in chosen]
+            with torch.no_grad():
+                for row in tokens:
+                    model(input_ids=row[None], use_cache=False)
+            for handle in handles:
+                handle.remove()
+            for m in chosen:
+                score = m.weight.detach().abs() * (square[m] / len(tokens)).sqrt().float()
+                lost = torch.argsort(score, dim=1, stable=True)[:, : m.in_features // 2]
+                m.weight.data.scatter_(1, lost, 0.0)
+
+
+def test_group_by_group_each_is_measured_behind_the_pruned_ones() -> None:
+    model, other, at_once = families.model(), families.model(), families.model()
+    tokens = families.tokens(5, 12)
+    symprune.prune(model, tokens, Recipe(method="wanda", sequential=True))
+    by_hand(other, tokens, GROUPS["llama"])
+    assert_same(model, other)
+    symprune.prune(at_once, tokens, Recipe(method="wanda"))
+    assert any(
+        not torch.equal(w, dict(weights_of(model))[n]) for n, w in weights_of(at_once).items()
+    )
+
+
+def test_a_pass_that_measures_ends_where_its_group_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    model = families.model()
+    for name, module in model.model.layers[0].named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda *_, n=name: called.append(n.split(".")[-1]))
+    told: list[str] = []
+    recipe = Recipe(method="wanda", sequential=True)
+    symprune.prune(model, families.tokens(5), recipe, tell=told.append)
+    # A look for the groups, the first sample of each of four groups and five samples at the end
+    # are whole; the other four end early.
+    assert called.count("q_proj") == 10 + 4 * 4
+    assert called.count("o_proj") == 10 + 4 * 3
+    assert called.count("down_proj") == 10 + 4
+    assert told == [
+        "Group by group: 4 in a block, so 5 forwards of it and not 2; those that measure end where "
+        "their group does"
+    ]
+
+
+def test_the_report_has_the_order_of_the_model_whatever_the_groups() -> None:
+    one, other = families.model("gpt-neox"), families.model("gpt-neox")
+    recipe = Recipe(method="wanda")
+    expected = prune(one, recipe).layers
+    found = prune(other, recipe.with_changes(sequential=True)).layers
+    assert [layer.name for layer in found] == [layer.name for layer in expected]
+    assert not any("no layer of a known kind" in note for note in prune(
+        families.model("gpt2"), recipe.with_changes(sequential=True)
+    ).notes)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "gpt-oss", "gemma4", "zamba2"])
+def test_every_family_goes_group_by_group(family: str) -> None:
+    recipe = Recipe(method="wanda", update="lsq", sequential=True)
+    report = prune(families.model(family), recipe)
+    pruned = [layer for layer in report.layers if not layer.dense]
+    assert pruned and all(layer.sparsity == pytest.approx(0.5, abs=0.05) for layer in pruned)
+
+
+def test_what_cannot_be_combined_is_one_sentence() -> None:
+    for change in ({"sequential": True}, {"targets": "dense"}):
+        with pytest.raises(SympruneError, match="where no group is behind a pruned one"):
+            Recipe(update="lsq", inputs="dense", **change)  # type: ignore[arg-type]
+    with pytest.raises(SympruneError, match="give an update, or values"):
+        Recipe(targets="mixed", refine="swap")
+    with pytest.raises(SympruneError, match="give an update, or values"):
+        Recipe(targets="mixed", values={"name": "int4", "solve": "nearest"})
+    with pytest.raises(SympruneError, match="targets"):
+        Recipe(update="lsq", targets="both")
+    with pytest.raises(SympruneError, match="sequential is true or false"):
+        Recipe(sequential=1)  # type: ignore[arg-type]
+    with pytest.raises(SympruneError, match="Held-out tokens decide about targets mixed"):
+        symprune.prune(families.model(), families.tokens(), Recipe(update="lsq", targets="mixed"))
 
 
 def test_work_is_divided_so_that_nobody_waits_long() -> None:
@@ -208,7 +336,17 @@ def test_what_is_measured_on_is_in_the_recipe_and_its_description(tmp_path: Path
         Recipe(inputs="sparse")
 
 
-def test_federated_pruning_says_that_it_measures_behind_pruned_blocks() -> None:
-    recipe = Recipe(method="wanda", inputs="dense")
-    with pytest.raises(SympruneError, match="--inputs dense measures the dense model"):
-        fed.prune(families.model(), [families.tokens(), families.tokens(seed=1)], recipe)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"inputs": "dense"}, "--inputs dense measures the dense model"),
+        ({"sequential": True}, "--sequential measures a block several times"),
+        ({"targets": "mixed", "update": "lsq"}, "--update lsq changes weights"),
+    ],
+)
+def test_federated_pruning_says_what_it_does_not_measure(
+    change: dict[str, Any], sentence: str
+) -> None:
+    data = [families.tokens(), families.tokens(seed=1)]
+    with pytest.raises(SympruneError, match=sentence):
+        fed.prune(families.model(), data, Recipe(method="wanda", **change))
