@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from symprune.engine import decide, forward, walk
 from symprune.engine.arguments import Arguments
 from symprune.engine.collect import Collector, collect
+from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
 from symprune.fed.pruning import messages, noise, packed_stats, secure_sum
 from symprune.fed.pruning.client import digest
@@ -192,10 +193,10 @@ class Server:
         measured, device = Collector(), device_of(self.layout.blocks[block])
         measured.inputs, measured.outputs = packed_stats.unpack(self._parts, total, device)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
-        plan = walk.WalkPlan(self.report.recipe, self.needs)
+        plan = WalkPlan(self.report.recipe, self.needs)
         with torch.no_grad():
             matrices = self.layout.matrices(block)
-            pruned = walk.prune_block(matrices, measured, self.report, plan)
+            pruned = prune_block(matrices, measured, self.report, plan)
             self.report.masks.update(pruned.masks)
         return True
 
@@ -330,6 +331,16 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.permute is not None:
         raise SympruneError(
             "A permutation moves weights, which federated pruning does not send; leave it out."
+        )
+    if recipe.sequential:
+        raise SympruneError(
+            "--sequential measures a block several times; clients of federated pruning send its "
+            "statistics at once, so leave it out."
+        )
+    if recipe.inputs != "pruned":
+        raise SympruneError(
+            "--inputs dense measures the dense model; clients of federated pruning measure behind "
+            "the pruned blocks, so leave it out."
         )
     if recipe.allocation is not None:
         raise SympruneError(
