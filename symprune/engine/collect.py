@@ -45,6 +45,7 @@ class Collector(TorchFunctionMode):
         needs: Needs | None = None,
         gram_device: str = "auto",
         block: nn.Module | None = None,
+        gram_scales: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.needs = needs or Needs()
@@ -58,7 +59,7 @@ class Collector(TorchFunctionMode):
         self.unknown: set[str] = set()
         self.separable = True  # whether samples that pass together can be told apart everywhere
         self._others = _other_factors(block, matrices) if block is not None else {}
-        self._gram_scales: dict[str, Tensor | None] | None = None
+        self._gram_scales: Mapping[str, Tensor | None] | None = gram_scales
         self._fed: list[tuple[Tensor, ChannelStats]] = []
         self._trace = Trace()
 
@@ -202,14 +203,16 @@ def collect(
     samples: range | None = None,
     gram_device: str = "auto",
     advance: bool = False,
+    gram_scales: Mapping[str, Tensor] | None = None,
 ) -> Collector:
     """Run a block over the samples, measuring what goes into and out of its matrices.
 
     With advance, its outputs become the hidden states: for a block that will stay as it is. The
     first sample passes alone and shows whether samples that pass together could be told apart;
-    where Gram matrices are summed, the other processes wait for the first one's.
+    where Gram matrices are summed, the other processes wait for the first one's, unless gram_scales
+    says what all have agreed on.
     """
-    collector = Collector(matrices, needs, gram_device, block)
+    collector = Collector(matrices, needs, gram_device, block, gram_scales)
 
     def pass_through(some: range) -> None:
         collector.next_sample()
@@ -220,10 +223,11 @@ def collect(
         tick(some[-1])
 
     samples = range(len(activations)) if samples is None else samples
-    leads = distributed.rank() == 0 or not needs.gram
+    agreeing = needs.gram and gram_scales is None
+    leads = distributed.rank() == 0 or not agreeing
     if samples and leads:
         pass_through(samples[:1])
-    if needs.gram:
+    if agreeing:
         collector.agree_on_scales()
     if samples and not leads:
         pass_through(samples[:1])

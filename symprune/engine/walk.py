@@ -316,7 +316,7 @@ def _prune_matrix(
     weight, tokens = matrix.weight, (inputs or outputs or ChannelStats(0)).tokens
     rows, columns = weight.shape
     layer = LayerReport(matrix.name, matrix.kind, matrix.part, rows, columns, 0, tokens)
-    dense = _reason_to_stay_dense(matrix, measured, plan)
+    dense = reason_to_stay_dense(matrix, measured, plan)
     if dense:
         values = None
         if plan.recipe.rounding is not None and matrix.piece is not None:
@@ -351,7 +351,7 @@ def _prune_matrix(
     return decision
 
 
-def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:
+def reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:
     """Why a matrix is not pruned, in a few words; empty if it is.
 
     A criterion that looks at activations says nothing about a matrix no token came by, and its
