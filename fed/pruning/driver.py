@@ -92,7 +92,8 @@ class PruningResult:
     forecast: Forecast | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        federated: dict[str, Any] = {"aggregate": self.aggregate}
+        weights = self.report.recipe.weight_update is not None
+        federated: dict[str, Any] = {"aggregate": self.aggregate, "sends_weights": weights}
         federated |= {"traffic": self.traffic.to_dict(), "clients_left": self.clients_left}
         if self.forecast is not None:
             federated["forecast_per_client"] = self.forecast.to_dict()

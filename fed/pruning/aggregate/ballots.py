@@ -149,12 +149,12 @@ def check_count(matrices: Sequence[Matrix], kept: Sequence[Tensor], recipe: Reci
     for matrix in matrices:
         mask = matrix.slice_of(whole[matrix.parameter_name])
         stays = int(mask.sum())
-        if stays not in (0, mask.numel() - _removed(mask, recipe)):
+        if stays not in (0, mask.numel() - count_removed(*mask.shape, recipe)):
             raise SympruneError(f"It keeps {stays} weights of {matrix.name}.")
 
 
-def _removed(mask: Tensor, recipe: Recipe) -> int:
-    rows, columns = mask.shape
+def count_removed(rows: int, columns: int, recipe: Recipe) -> int:
+    """How many weights go from a matrix."""
     if recipe.n_of_m is not None:
         return rows * (columns // recipe.n_of_m.m) * (recipe.n_of_m.m - recipe.n_of_m.n)
     return masks.count_removed_from(rows, columns, recipe.target_sparsity, recipe.group)
