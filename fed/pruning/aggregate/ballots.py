@@ -23,6 +23,7 @@ from symprune.maskset import MaskSet
 from symprune.models.matrices import Matrix
 from symprune.recipe import Recipe
 from symprune.stats import ChannelStats, Needs
+from symprune.update import SparseGPT
 
 STATISTICS, VOTES, AVERAGE = AGGREGATES = ("statistics", "votes", "average")
 UNSEEN = "no calibration token came by"
@@ -146,10 +147,12 @@ def _unit(dense: Tensor) -> float:
 def check_count(matrices: Sequence[Matrix], kept: Sequence[Tensor], recipe: Recipe) -> None:
     """Refuse a client's mask that keeps more or fewer weights of a matrix than the recipe says."""
     whole = _by_name(matrices, kept)
+    plain = recipe.with_changes(update=None)  # what becomes of a matrix without inputs
     for matrix in matrices:
         mask = matrix.slice_of(whole[matrix.parameter_name])
-        stays = int(mask.sum())
-        if stays not in (0, mask.numel() - count_removed(*mask.shape, recipe)):
+        stays, size = int(mask.sum()), mask.numel()
+        may_go = {count_removed(*mask.shape, way) for way in (recipe, plain)}
+        if stays not in {0, *(size - removed for removed in may_go)}:
             raise SympruneError(f"It keeps {stays} weights of {matrix.name}.")
 
 
@@ -157,7 +160,19 @@ def count_removed(rows: int, columns: int, recipe: Recipe) -> int:
     """How many weights go from a matrix."""
     if recipe.n_of_m is not None:
         return rows * (columns // recipe.n_of_m.m) * (recipe.n_of_m.m - recipe.n_of_m.n)
-    return masks.count_removed_from(rows, columns, recipe.target_sparsity, recipe.group)
+    share, runs = recipe.target_sparsity, _runs(columns, recipe)
+    return sum(
+        masks.count_removed_from(rows, run.stop - run.start, share, group) for run, group in runs
+    )
+
+
+def _runs(columns: int, recipe: Recipe) -> list[tuple[slice, str]]:
+    """The columns whose weights compete, and whether by row: SparseGPT selects block by block."""
+    update = recipe.weight_update
+    if not isinstance(update, SparseGPT) or not update.select or recipe.n_of_m is not None:
+        return [(slice(0, columns), recipe.group)]
+    starts = range(0, columns, update.block)
+    return [(slice(start, min(start + update.block, columns)), "layer") for start in starts]
 
 
 @dataclass
@@ -172,6 +187,7 @@ class Elected:
 def count(matrices: Sequence[Matrix], total: Ballot, recipe: Recipe, aggregate: str) -> Elected:
     """What most clients kept, exactly as many weights as the recipe says."""
     elected, votes = Elected(), _by_name(matrices, total.kept)
+    share = recipe.target_sparsity
     sums = _by_name(matrices, total.weights) if total.weights else {}
     stays = {name: torch.ones(kept.shape, dtype=torch.bool) for name, kept in votes.items()}
     for matrix in matrices:
@@ -187,10 +203,10 @@ def count(matrices: Sequence[Matrix], total: Ballot, recipe: Recipe, aggregate: 
         score = kept
         if aggregate == AVERAGE:  # below one vote, so that the size only breaks ties
             score = kept + mean.abs() / (2 * mean.abs().max()).clamp(min=1e-300)
-        keep = masks.keep_mask(
-            score, recipe.target_sparsity, group=recipe.group, pattern=recipe.n_of_m
-        )
-        matrix.slice_of(stays[name]).copy_(keep)
+        stay = matrix.slice_of(stays[name])
+        for run, group in _runs(score.shape[1], recipe):
+            keep = masks.keep_mask(score[:, run], share, group=group, pattern=recipe.n_of_m)
+            stay[:, run] = keep.cpu()
     for name, keep in stays.items():
         elected.masks[name] = keep
     return elected
