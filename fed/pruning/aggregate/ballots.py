@@ -23,7 +23,6 @@ from symprune.maskset import MaskSet
 from symprune.models.matrices import Matrix
 from symprune.recipe import Recipe
 from symprune.stats import ChannelStats, Needs
-from symprune.update import SparseGPT
 
 STATISTICS, VOTES, AVERAGE = AGGREGATES = ("statistics", "votes", "average")
 UNSEEN = "no calibration token came by"
@@ -150,9 +149,9 @@ def check_count(matrices: Sequence[Matrix], kept: Sequence[Tensor], recipe: Reci
     plain = recipe.with_changes(update=None)  # what becomes of a matrix without inputs
     for matrix in matrices:
         mask = matrix.slice_of(whole[matrix.parameter_name])
-        stays, size = int(mask.sum()), mask.numel()
-        may_go = {count_removed(*mask.shape, way) for way in (recipe, plain)}
-        if stays not in {0, *(size - removed for removed in may_go)}:
+        stays, (rows, columns) = int(mask.sum()), mask.shape
+        may_go = {count_removed(rows, columns, way) for way in (recipe, plain)}
+        if stays not in {0, *(rows * columns - removed for removed in may_go)}:
             raise SympruneError(f"It keeps {stays} weights of {matrix.name}.")
 
 
@@ -168,11 +167,12 @@ def count_removed(rows: int, columns: int, recipe: Recipe) -> int:
 
 def _runs(columns: int, recipe: Recipe) -> list[tuple[slice, str]]:
     """The columns whose weights compete, and whether by row: SparseGPT selects block by block."""
-    update = recipe.weight_update
-    if not isinstance(update, SparseGPT) or not update.select or recipe.n_of_m is not None:
+    update = dict(recipe.update) if isinstance(recipe.update, Mapping) else {}
+    width = int(update.get("block", 0)) if update.get("select") else 0
+    if not width or recipe.n_of_m is not None:
         return [(slice(0, columns), recipe.group)]
-    starts = range(0, columns, update.block)
-    return [(slice(start, min(start + update.block, columns)), "layer") for start in starts]
+    starts = range(0, columns, width)
+    return [(slice(start, min(start + width, columns)), "layer") for start in starts]
 
 
 @dataclass
