@@ -161,9 +161,9 @@ def noise(bench: Bench, samples: int = 16, length: int = 64) -> None:
     show(title, [{k: row.get(k) for k in keys} for row in rows])
 
 
-def aggregates(bench: Bench, samples: int = 8, length: int = 256) -> None:
+def aggregates(bench: Bench, samples: int = 4, length: int = 128) -> None:
     """What clients may send, at 50 %: statistics, votes or averages; against each of them alone."""
-    measured, windows = (VALIDATION, "ptb", "python"), 16
+    measured, windows = (VALIDATION,), 12
     wanda = Recipe(method="wanda")
     lsq, swap = wanda.with_changes(update="lsq"), wanda.with_changes(refine="swap")
 
@@ -186,11 +186,11 @@ def aggregates(bench: Bench, samples: int = 8, length: int = 256) -> None:
         "wanda, averages": lambda: together(wanda, aggregate="average"),
         **{f"wanda, {domain} alone": lambda d=domain: alone(d) for domain in DOMAINS},
         "lsq, statistics": lambda: together(lsq),
-        "lsq, averages": lambda: together(lsq, aggregate="average"),
         "lsq, statistics of 16 bits": lambda: together(lsq, gram_bits=16),
         "swap, statistics of 16 bits": lambda: together(swap, gram_bits=16),
+        "lsq, averages": lambda: together(lsq, aggregate="average"),
     }
-    rows = [bench.cell("dense at 50 %", dict, measured, windows)]
+    rows = [bench.cell("dense, validation", dict, measured, windows)]
     rows += [bench.cell(name, make, measured, windows) for name, make in makes.items()]
     keys = ("cell", "up", "down", *measured)
     show("Perplexity, and bytes of all clients", [{k: row.get(k) for k in keys} for row in rows])
