@@ -153,6 +153,17 @@ class GramSum:
         self._mirrored = True
         return self.matrix
 
+    def reorder(self, order: Tensor) -> None:
+        """Channel order[i] becomes channel i, for good: the rests are rounded away."""
+        matrix = self.whole()
+        order = order.to(matrix.device)
+        for some in matrix.split(self.width):
+            some.copy_(some.index_select(1, order))
+        for some in matrix.split(self.width, dim=1):
+            some.copy_(some.index_select(0, order))
+        if self.scale is not None:
+            self.scale = self.scale.index_select(0, order)
+
     def _begin(self) -> None:
         """Make room for rests where the mirrored half is."""
         if self._mirrored:

@@ -15,6 +15,7 @@ from symprune import criteria, masks
 from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.permute import choose_parts
 from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
 from symprune.update import LeastSquares, Update, choose_update
@@ -30,7 +31,7 @@ from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
 HEAD_VALUES = ("int8", "int4")
-MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
+MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000, "self_samples": 1_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -55,10 +56,14 @@ class Recipe:
         reconstruct: A training of each block's kept weights on the dense model's outputs, through
             the rounding where there are values: `block`, likewise.
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
+        permute: With a pattern, which channels are put into an order it keeps more in, folded into
+            the weights: `mlp`, `heads`, `residual` (with commas between them) or `all`.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
         calibration: The text: c4, wikitext2, builtin or a file.
         nsamples: How many windows of it.
         seqlen: How many tokens in a window.
+        self_samples: How many windows more the dense model writes itself, from beginnings in the
+            others; left out, none.
         seed: Of everything random.
         calibration_seed: Of the choice of windows; left out, `seed`.
         bos: Whether windows of text begin with BOS, in calibration and evaluation: `auto` (where
@@ -77,10 +82,12 @@ class Recipe:
     values: str | Mapping[str, Any] | None = None
     reconstruct: str | Mapping[str, Any] | None = None
     values_head: str | None = None
+    permute: str | list[str] | None = None
     token_limit: float | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     seed: int = 0
     calibration_seed: int | None = None
     bos: str = "auto"
@@ -98,8 +105,12 @@ class Recipe:
             raise SympruneError(f"Unknown group {self.group!r}; choose row or layer.")
         if self.pattern is not None and self.group != "row":
             raise SympruneError(f"Pattern {self.pattern} is its own group; leave out the group.")
+        if self.self_samples == 0:
+            object.__setattr__(self, "self_samples", None)
         for name, most in MOST.items():
             value = getattr(self, name)
+            if value is None and name == "self_samples":
+                continue
             if not _is_whole(value) or not 1 <= value <= most:
                 raise SympruneError(f"{name} must be a whole number from 1 to {most:,}.")
         for name, seed in {"seed": self.seed, "calibration_seed": self.text_seed}.items():
@@ -121,6 +132,8 @@ class Recipe:
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
         object.__setattr__(self, "values", to_mapping(self.rounding))
         object.__setattr__(self, "reconstruct", to_mapping(self.reconstruction))
+        parts = choose_parts(self.permute)
+        object.__setattr__(self, "permute", ",".join(parts) or None)
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -133,6 +146,15 @@ class Recipe:
             raise SympruneError(
                 f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."
             )
+
+        if self.permute is not None and self.pattern is None:
+            raise SympruneError(
+                "Without an N:M pattern the order of channels changes nothing: leave out --permute."
+            )
+
+    @property
+    def permuted_parts(self) -> tuple[str, ...]:
+        return choose_parts(self.permute)
 
     @property
     def text_seed(self) -> int:
@@ -191,6 +213,8 @@ class Recipe:
         parts = ["all weights kept"] if self.keeps_all else self._describe_mask()
         if self.token_limit is not None:
             parts.append(f"token limit {self.token_limit:g}")
+        if self.self_samples is not None:
+            parts.append(f"{self.self_samples} windows of its own")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
         if self.reconstruction is not None:
@@ -207,6 +231,8 @@ class Recipe:
         steps += [step.name for step in (self.refinement, self.weight_update) if step]
         if self.rounds > 1:
             steps[-1] += f" in {self.rounds} rounds"
+        if self.permute is not None:
+            amount += f" with {' and '.join(self.permuted_parts)} permuted"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
         return [" + ".join(steps), amount]
@@ -243,12 +269,12 @@ class Recipe:
         return cls.load(name)
 
     def with_changes(self, **changes: Any) -> Recipe:
-        """A copy with some fields replaced; a new sparsity displaces a pattern, and a new pattern a
-        sparsity and its allocation."""
+        """A copy with some fields replaced; a new sparsity displaces a pattern and what is
+        permuted for it, and a new pattern a sparsity and its allocation."""
         if changes.get("pattern") is not None:
             changes = {"sparsity": None, "allocate": None, **changes}
         if changes.get("sparsity") is not None and "pattern" not in changes:
-            changes["pattern"] = None
+            changes = {"permute": None, **changes, "pattern": None}
         if "method" in changes and "params" not in changes and changes["method"] != self.method:
             changes["params"] = {}
         return replace(self, **changes)

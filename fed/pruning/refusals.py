@@ -20,11 +20,26 @@ def check_recipe(
     """Refuse what a server cannot decide from what clients send, and what noise would not hide."""
     check_choice("aggregate", aggregate, AGGREGATES)
     grams.check_bits(gram_bits)
+    if "regional_gradient" in recipe.criterion.needs:
+        raise SympruneError(
+            f"Method {recipe.method} needs a gradient for every weight, of which federated pruning "
+            "sends none; choose another method."
+        )
     if recipe.rounding is not None or recipe.head_grid is not None:
         option = "--values" if recipe.rounding is not None else "--values-head"
         raise SympruneError(
             f"{option} is not decided federatedly; prune without it, then put the values on a grid "
             "by symprune refine --masks FOLDER --refine none."
+        )
+    if recipe.self_samples is not None:
+        raise SympruneError(
+            "--self-samples adds text of the model's own, federated pruning takes the clients' "
+            "alone; leave it out."
+        )
+    if recipe.permute is not None:
+        raise SympruneError(
+            "--permute takes an order from text in one place, federated pruning has none; leave it "
+            "out."
         )
     if recipe.reconstruction is not None:
         raise SympruneError(
@@ -34,8 +49,8 @@ def check_recipe(
         )
     if recipe.allocation is not None:
         raise SympruneError(
-            f"--allocate {recipe.allocation.name} needs a pass over the dense model first; "
-            "federated pruning takes the same share from every layer."
+            f"--allocate {recipe.allocation.name} is not for federated pruning, which takes the "
+            "same share from every layer; leave it out."
         )
     if aggregate == VOTES and recipe.weight_update is not None:
         raise SympruneError(

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_with_tokenizer
-from symprune.engine import bos, decide
-from symprune.engine.bos import Bos
-from symprune.engine.tokens import cap_seqlen
+from symprune.engine import decide
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning import server_state

@@ -67,6 +67,13 @@ Rate = Annotated[
         rich_help_panel=RECONSTRUCTION,
     ),
 ]
+Permute = Annotated[
+    str | None,
+    typer.Option(
+        help="With --pattern: put channels into an order that it keeps more in, folded into the "
+        "weights: mlp, heads, residual, several with commas, or all. [dim]\\[default: no][/dim]",
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,

@@ -147,7 +147,10 @@ def test_a_message_that_comes_twice_is_answered_twice_and_changes_nothing(secure
     ("recipe", "options", "culprit"),
     [
         (Recipe(pattern="5:9"), {}, "Pattern 5:9"),
-        (Recipe(allocate="owl"), {}, "--allocate owl needs a pass"),
+        (Recipe(allocate="owl"), {}, "--allocate owl is not for federated"),
+        (Recipe(method="wanda-plus-plus"), {}, "Method wanda-plus-plus needs a gradient"),
+        (Recipe(pattern="2:4", permute="mlp"), {}, "--permute takes an order"),
+        (Recipe(self_samples=4), {}, "--self-samples adds text"),
         (Recipe(values="int4"), {}, "--values is not decided federatedly"),
         (Recipe(reconstruct="block"), {}, "--reconstruct trains on what passes a block"),
         (Recipe(), {"aggregate": "median"}, "aggregate"),

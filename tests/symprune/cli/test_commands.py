@@ -157,7 +157,7 @@ def test_refine_starts_from_saved_masks(tiny_folder: Path, pruned: Path, tmp_pat
     assert sum(layer["exchanged"] for layer in record["layers"]) > 0
 
 
-@pytest.mark.parametrize("update", ["lsq", "sparsegpt", None])
+@pytest.mark.parametrize("update", ["lsq", "sparsegpt", "admm", "alps", None])
 def test_refining_starts_from_masks_however_they_were_reached(
     tiny_folder: Path, tmp_path: Path, update: str | None
 ) -> None:
