@@ -112,6 +112,36 @@ class GramSum:
         self.corner.copy_(state["gram_rest"])
         self._mirrored = False
 
+    def upper(self) -> tuple[Tensor, Tensor]:
+        """What is on and above the diagonal, row by row: the sums, and the rests of these."""
+        self._begin()
+        sums, rests = [], []
+        for start, end in self._stripes():
+            inside = self._above(start, end)
+            sums.append(self.matrix[start:end, start:][inside])
+            beside = self.matrix[end:, start:end].T
+            rests.append(torch.cat([self.corner[start:end, : end - start], beside], 1)[inside])
+        return torch.cat(sums), torch.cat(rests)
+
+    def load_upper(self, sums: Tensor, rests: Tensor) -> None:
+        """Take over what `upper()` gave."""
+        at = 0
+        for start, end in self._stripes():
+            inside = self._above(start, end)
+            here = slice(at, at + int(inside.sum()))
+            self.matrix[start:end, start:][inside] = sums[here].to(self.matrix.device)
+            stripe = self.matrix.new_zeros(inside.shape)
+            stripe[inside] = rests[here].to(self.matrix.device)
+            self.corner[start:end, : end - start] = stripe[:, : end - start]
+            self.matrix[end:, start:end] = stripe[:, end - start :].T
+            at = here.stop
+        self._mirrored = False
+
+    def _above(self, start: int, end: int) -> Tensor:
+        """Of a stripe from its diagonal on, what is not below the diagonal."""
+        size = (end - start, self.channels - start)
+        return torch.ones(size, dtype=torch.bool, device=self.matrix.device).triu()
+
     def whole(self) -> Tensor:
         """G, fp32 and symmetric to the last bit, which a product alone need not be.
 

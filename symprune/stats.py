@@ -255,6 +255,17 @@ class ChannelStats:
             raise SympruneError("No Gram matrix was collected.")
         return self._gram.whole()
 
+    def upper_gram(self) -> tuple[Tensor, Tensor]:
+        """Half of G, exactly: see `GramSum.upper`."""
+        if self._gram is None:
+            raise SympruneError("No Gram matrix was collected.")
+        return self._gram.upper()
+
+    def load_upper_gram(self, sums: Tensor, rests: Tensor) -> None:
+        """Take over what `upper_gram()` gave."""
+        if self._gram is not None:
+            self._gram.load_upper(sums, rests)
+
     @property
     def drift(self) -> Tensor:
         """D = (Z - X)^T X, fp32."""

@@ -60,6 +60,7 @@ class Collector(TorchFunctionMode):
         gram_device: str = "auto",
         block: nn.Module | None = None,
         only: frozenset[str] | None = None,
+        gram_scales: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.only = only
@@ -78,7 +79,7 @@ class Collector(TorchFunctionMode):
         self.unknown: set[str] = set()
         self.separable = True  # whether samples that pass together can be told apart everywhere
         self._others = _other_factors(block, matrices) if block is not None else {}
-        self._gram_scales: dict[str, Tensor | None] | None = None
+        self._gram_scales: Mapping[str, Tensor | None] | None = gram_scales
         self._fed: list[tuple[Tensor, ChannelStats]] = []
         self._trace = Trace()
 
@@ -244,15 +245,17 @@ def collect(
     take: Take | None = None,
     only: frozenset[str] | None = None,
     beside: Beside | None = None,
+    gram_scales: Mapping[str, Tensor] | None = None,
 ) -> Collector:
     """Run a block over the samples, measuring what goes into and out of its matrices.
 
     take is given its outputs. The first sample passes alone and shows whether samples that pass
     together could be told apart; where Gram matrices are summed, the other processes wait for the
-    first one's. only: the matrices to measure; if nobody takes the outputs, the other samples pass
-    no further than to the last of these. beside gives what drift is measured against.
+    first one's, unless gram_scales says what all have agreed on. only: the matrices to measure; if
+    nobody takes the outputs, the other samples pass no further than to the last of these. beside
+    gives what drift is measured against.
     """
-    collector = Collector(matrices, needs, gram_device, block, only)
+    collector = Collector(matrices, needs, gram_device, block, only, gram_scales)
 
     def pass_through(some: range) -> None:
         collector.next_sample()
@@ -265,10 +268,11 @@ def collect(
         tick(some[-1])
 
     samples = range(len(activations)) if samples is None else samples
-    leads = distributed.rank() == 0 or not needs.gram
+    agreeing = needs.gram and gram_scales is None
+    leads = distributed.rank() == 0 or not agreeing
     if samples and leads:
         pass_through(samples[:1])
-    if needs.gram:
+    if agreeing:
         collector.agree_on_scales()
     if samples and not leads:
         pass_through(samples[:1])

@@ -57,7 +57,7 @@ def prune_block(
     """
     weights = {matrix.name: matrix.weight for matrix in found}
     decide.check_finite(weights, measured.inputs, measured.outputs, measured.gradients)
-    reasons = [_reason_to_stay_dense(matrix, measured, plan) for matrix in found]
+    reasons = [reason_to_stay_dense(matrix, measured, plan) for matrix in found]
     decisions = _decide(found, reasons, measured, plan, watched or Collector(), tick)
     done, fused, before = PrunedBlock(), dict[str, Tensor](), len(report.layers)
     removed: list[Tensor] = []
@@ -173,7 +173,7 @@ def _describe(
     )  # fmt: skip
 
 
-def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:
+def reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:
     """Why a matrix is not pruned, in a few words; empty if it is.
 
     A criterion that looks at activations says nothing about a matrix no token came by, and its
