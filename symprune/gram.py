@@ -81,9 +81,7 @@ class GramSum:
                     rows.start - start : rows.stop - start,
                     columns.start - start : columns.stop - start,
                 ]
-                multiples = torch.outer(self.scale[rows], self.scale[columns])
-                multiples *= ROUND_TO_ONE * 2.0**-DIGITS
-                total = (multiples + product).sub_(multiples)
+                total = _round(product, self.scale[rows], self.scale[columns])
                 piece.store(total.add_(piece.sums).add_(piece.rests))
 
     def merge(self, other: GramSum) -> None:
@@ -214,10 +212,8 @@ class CrossSum:
         for start in range(0, self.channels, width):
             products = (left[:, start : start + width].T @ right).to(self.matrix.device)
             for piece in self._pieces(start, start + width, most):
-                multiples = torch.outer(scale[piece.rows], scale)
-                multiples *= ROUND_TO_ONE * 2.0**-DIGITS
                 product = products[piece.rows.start - start : piece.rows.stop - start]
-                total = (multiples + product).sub_(multiples)
+                total = _round(product, scale[piece.rows], scale)
                 piece.store(total.add_(piece.sums).add_(piece.rests))
 
     def merge(self, other: CrossSum) -> None:
@@ -239,6 +235,13 @@ class CrossSum:
         for row in range(start, end, step):
             rows = slice(row, min(row + step, end))
             yield _Piece(rows, slice(0, self.channels), self.matrix[rows], self.rests[rows])
+
+
+def _round(product: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """fp32 -> fp64, to multiples that the scales of its rows and columns say."""
+    multiples = torch.outer(rows, columns)
+    multiples *= ROUND_TO_ONE * 2.0**-DIGITS
+    return (multiples + product).sub_(multiples)
 
 
 def scale_of(sample: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from symprune.engine import decide, forward, walk
 from symprune.engine.collect import collect
 from symprune.engine.forward import Activations
 from symprune.engine.visit import shared_work
+from symprune.engine.visit.dense_side import DenseSide
 from symprune.engine.visit.groups import find_groups, order_kinds
 from symprune.jobs import pruning
 from symprune.models import hub
@@ -350,3 +351,29 @@ def test_federated_pruning_says_what_it_does_not_measure(
     data = [families.tokens(), families.tokens(seed=1)]
     with pytest.raises(SympruneError, match=sentence):
         fed.prune(families.model(), data, Recipe(method="wanda", **change))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_the_dense_side_of_a_block_is_dense_while_the_block_is_pruned(family: str) -> None:
+    model, dense = families.model(family), families.model(family)
+    tokens, layout = families.tokens(2), find_layout(model)
+    with forward.ready(model):
+        activations, block = forward.embed(layout, tokens), layout.blocks[0]
+        found = layout.matrices(0)
+        groups = find_groups(activations, 0, block, found)
+        side = DenseSide(activations, 0, block, found, f"{layout.prefix}.0.")
+        for group in groups[:2]:
+            side.keep(group)
+            for matrix in group:
+                matrix.weight.zero_()
+        name = groups[1][0].name
+        beside = side.inputs_of(frozenset({name}))
+        assert beside is not None
+        given = beside(range(1, 2))[name]
+    seen: list[torch.Tensor] = []
+    layer = dense.get_submodule(name.removesuffix(".weight"))
+    layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        dense(input_ids=tokens[1:], use_cache=False)
+    assert torch.equal(given.reshape(seen[0].shape), seen[0])
+    assert side.inputs_of(frozenset()) is None
