@@ -36,31 +36,36 @@ def measure(
     take: Take | None = None,
     only: frozenset[str] | None = None,
     beside: Beside | None = None,
+    written: int = 0,
 ) -> tuple[Collector, Collector]:
     """The statistics of a block on all processes' calibration samples and, where a step that fits
     them is watched, on the held-out ones: the last `held_out` of this process. take is given the
     block's outputs for all samples; only are the names of the matrices to measure, if not all;
-    beside gives what drift is measured against."""
+    beside gives what drift is measured against. The last `written` before the held-out ones are not
+    measured."""
     settings, how = (activations, index, block, found), (take, only, beside)
-    calibrating = len(activations) - (held_out or 0)
+    watching = len(activations) - (held_out or 0)
+    calibrating = watching - written
     measured = collect(*settings, needs, tick, range(calibrating), gram_device, *how)
     if needs.gradients:
         measured.gradients = regional_gradients(*settings, range(calibrating), tick)
     reduce(measured)
+    for samples in activations.batches(range(calibrating, watching)) if take else ():
+        take(samples, activations.run(index, block, samples))
     if held_out is None or not (needs.gram or take):
         return measured, Collector()
-    others = range(calibrating, len(activations))
+    others = range(watching, len(activations))
     watched = collect(*settings, needs.watched, tick, others, gram_device, *how)
     reduce(watched)
     return measured, watched
 
 
-def pass_as_measured(layout: Layout, held_out: int | None) -> Pass:
+def pass_as_measured(layout: Layout, held_out: int | None, written: int = 0) -> Pass:
     """Passes a block that stays as it is; samples that `measure` has pass together do so."""
 
     def pass_by(activations: Activations, index: int, block: nn.Module) -> None:
         found, take = layout.matrices(index), activations.replace
-        measure(activations, index, block, found, Needs(), held_out, take=take)
+        measure(activations, index, block, found, Needs(), held_out, take=take, written=written)
 
     return pass_by
 

@@ -25,6 +25,7 @@ from symprune.engine.permute import inside
 from symprune.engine.permute.orders import Orders
 from symprune.engine.reconstruct import check_processes, summary
 from symprune.engine.report import Report, fitted_to, left_dense, warnings
+from symprune.engine.text.self_written import write_for
 from symprune.engine.text.tokens import read_tokens, take_windows
 from symprune.engine.visit.block import Visit, spend
 from symprune.engine.visit.pruning import WalkPlan
@@ -51,6 +52,7 @@ def prune(
     base: MaskSet | None = None,
     blocks: Blocks | None = None,
     held_out: Tensor | None = None,
+    written: Tensor | None = None,
     gram_device: str = "auto",
     tell: Callable[[str], None] = lambda _: None,
     batch_size: int | None = None,
@@ -71,6 +73,8 @@ def prune(
         blocks: Where the blocks are, if not in memory, and what else is known of them.
         held_out: More tokens, on which steps that fit the calibration data are watched. If the
             recipe says `allocate: search`, allocations are tried on the last of them.
+        written: The windows of the model's own that the recipe asks for, from who has them; left
+            out, the model, which is then in memory, writes them.
         gram_device: Where Gram matrices are kept: with their layer (`auto`), `cpu` or `disk`.
         tell: Called with sentences about the run.
         batch_size: How many samples pass a block together; left out, one on a CPU, so that not a
@@ -97,6 +101,10 @@ def prune(
     report.parameters = layout.weights
     windows, held_out, said = take_windows(recipe, tokens, held_out)
     report.notes += said
+    if written is None:
+        written = write_for(model, tokens, recipe, None if found is None else found.token)
+    if recipe.reconstruction is None:
+        tokens, written = torch.cat([tokens, written]), written[:0]
     if recipe.targets != OWN and held_out is None:
         raise SympruneError(
             f"Held-out tokens decide about targets {recipe.targets}, and there are none; give a "
@@ -115,12 +123,14 @@ def prune(
             with spend(report, "allocate"):
                 divided = blocks.once("allocation", lambda: asdict(divide_budget(*settings)))
             plan = replace(plan, removed=divided["counts"])
-            found = Division(**divided)
-            report.allocation = found.to_dict()
-            report.notes += found.notes()
+            division = Division(**divided)
+            report.allocation = division.to_dict()
+            report.notes += division.notes()
         if recipe.permute is not None:
             with spend(report, "permute"):
                 plan = replace(plan, orders=Orders(layout, blocks, tokens, recipe, watch))
+        plan = replace(plan, written=len(written))
+        tokens = torch.cat([tokens, written.to(tokens.device)])
         if held_out is not None and (needs.gram or recipe.reconstruction is not None):
             held_out = distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
@@ -184,7 +194,8 @@ def _walk(
     watch: Watch,
     tell: Callable[[str], None],
 ) -> None:
-    """tokens are this process's: calibration samples, then plan.held_out others."""
+    """tokens are this process's: calibration samples, then plan.written ones that only training
+    sees, then plan.held_out others."""
     count, samples = len(blocks), len(tokens)
     with spend(report, "embed"):
         first, streams = Streams.begin(

@@ -143,7 +143,7 @@ def prune(
         report = walk.prune(
             opened.streamed.model, texts.data, job.recipe,
             watch=meter, report_error=job.report_error, base=base, blocks=blocks,
-            held_out=texts.watched, gram_device=job.gram_device, tell=tell,
+            held_out=texts.watched, written=texts.written, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.bos = found
         said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
@@ -313,7 +313,7 @@ def _add_self_written(
         with forward.ready(whole.load_all()):
             return write_windows(whole.model, tokens, count, seed, texts.bos).tolist()
 
-    return texts.add(blocks.once("self-written windows", write))
+    return texts.add_written(blocks.once("self-written windows", write))
 
 
 def _describe_memory(streamed: StreamedModel, texts: Texts, seqlen: int) -> str:

@@ -28,7 +28,7 @@ from symprune.engine.blocks import Blocks
 from symprune.engine.head import head_parameters
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
-from symprune.engine.text.self_written import add_self_written
+from symprune.engine.text.self_written import write_for
 from symprune.engine.text.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
@@ -170,7 +170,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self._begin = Bos(self.grid.bos, None, "not decided yet")
         self._embedded: dict[
-            tuple[Any, ...], tuple[Tensor, Tensor | None, forward.Activations]
+            tuple[Any, ...], tuple[Tensor, Tensor, Tensor | None, forward.Activations]
         ] = {}
         self._dense = [(each, each.detach().clone()) for each in self._changing()]
 
@@ -232,10 +232,11 @@ class Sweep:
         start = time.perf_counter()
         embedded = None
         data: Any = self.tokenizer
+        written: Tensor | None = None
         watched: Tensor | None = None
         needs = decide.needs(recipe, self.grid.report_error)
         if reads_text(recipe, needs):
-            data, watched, embedded = self._embed(recipe, seqlen)
+            data, written, watched, embedded = self._embed(recipe, seqlen)
         report = walk.prune(
             self.model,
             data,
@@ -244,6 +245,7 @@ class Sweep:
             report_error=self.grid.report_error,
             blocks=Blocks(find_layout(self.model), embedded, self.stored),
             held_out=watched,
+            written=written,
         )
         seconds = time.perf_counter() - start
         result = {
@@ -283,8 +285,9 @@ class Sweep:
 
     def _embed(
         self, recipe: Recipe, seqlen: int
-    ) -> tuple[Tensor, Tensor | None, forward.Activations]:
-        """Calibration and held-out tokens, and both embedded; only the last set is kept."""
+    ) -> tuple[Tensor, Tensor, Tensor | None, forward.Activations]:
+        """Calibration tokens, the model's own and held-out ones, and all of them embedded; only the
+        last set is kept."""
         tried = windows_to_try(recipe)
         which = (
             recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, recipe.self_samples,
@@ -296,13 +299,13 @@ class Sweep:
             )  # fmt: skip
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
-            tokens = add_self_written(self.model, tokens, recipe, first)
+            written = write_for(self.model, tokens, recipe, first)
             watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
-            both = tokens if watched is None else torch.cat([tokens, watched])
+            every = [tokens, written] if watched is None else [tokens, written, watched]
             with forward.ready(self.model):
-                embedded = forward.embed(find_layout(self.model), both)
-            self._embedded = {which: (tokens, watched, embedded)}
+                embedded = forward.embed(find_layout(self.model), torch.cat(every))
+            self._embedded = {which: (tokens, written, watched, embedded)}
         return self._embedded[which]
 
     @torch.no_grad()

@@ -19,12 +19,14 @@ from symprune.recipe import Recipe
 @dataclass(frozen=True)
 class Texts:
     """What a run reads: tokens to calibrate on (the tokenizer if there are none), others that watch
-    the steps that fit them, one row to measure perplexity on, and the token windows begin with."""
+    the steps that fit them, one row to measure perplexity on, the token windows begin with, and
+    windows that the model wrote."""
 
     data: Any
     watched: Tensor | None = None
     held_out: Tensor | None = None
     bos: int | None = None
+    written: Tensor | None = None
 
     def begin_with(self, found: Bos | None) -> Texts:
         """The same with BOS in front of every window, if that was found to be right."""
@@ -36,9 +38,9 @@ class Texts:
         )
         return Texts(data, watched, self.held_out, found.token)
 
-    def add(self, windows: list[list[int]]) -> Texts:
-        """The same with more windows to calibrate on."""
-        return replace(self, data=torch.cat([self.data, torch.tensor(windows)]))
+    def add_written(self, windows: list[list[int]]) -> Texts:
+        """The same with windows that the model wrote."""
+        return replace(self, written=torch.tensor(windows))
 
 
 def read_texts(

@@ -40,14 +40,13 @@ def write_windows(
     return torch.cat(written)
 
 
-def add_self_written(model: Any, tokens: Tensor, recipe: Recipe, bos: int | None) -> Tensor:
-    """The calibration windows, and those that a recipe has the model in memory write."""
+def write_for(model: Any, tokens: Tensor, recipe: Recipe, bos: int | None) -> Tensor:
+    """The windows that a recipe has the model in memory write: none, if it says nothing of them."""
     if recipe.self_samples is None:
-        return tokens
+        return tokens[:0]
     check_can_write(model)
     with forward.ready(model):
-        written = write_windows(model, tokens, recipe.self_samples, recipe.text_seed, bos)
-    return torch.cat([tokens, written])
+        return write_windows(model, tokens, recipe.self_samples, recipe.text_seed, bos)
 
 
 def choose_beginnings(tokens: Tensor, count: int) -> Tensor:

@@ -11,7 +11,6 @@ from symprune.allocate.search import Search
 from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
-from symprune.engine.text.self_written import add_self_written
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.models.hub import max_length
@@ -42,7 +41,6 @@ def read_tokens(
     found = bos.decide(recipe.bos, data, model.config, bos.in_memory(model))
     tokens = begin_with(tokens, found.token)
     held_out = None if held_out is None else begin_with(held_out, found.token)
-    tokens = add_self_written(model, tokens, recipe, found.token)
     return tokens, held_out, [*notes, *found.notes], found
 
 

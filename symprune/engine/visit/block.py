@@ -140,7 +140,7 @@ class Visit:
         with self._time("collect"):
             return measure(
                 source, index, block, found, plan.needs, plan.held_out, plan.gram_device,
-                self._ticker("collect", index), take, only, beside,
+                self._ticker("collect", index), take, only, beside, plan.written,
             )  # fmt: skip
 
     def _take_dense(self, index: int, dense: Activations) -> Take | None:

@@ -36,6 +36,7 @@ class WalkPlan:
     base: MaskSet | None = None
     gram_device: str = "auto"
     held_out: int | None = None  # samples of this process; None: nobody watches
+    written: int = 0  # samples of the model's own that only training sees
     removed: Mapping[str, int] = field(default_factory=dict)
     orders: Orders | None = None
     stored: torch.dtype | None = None  # what updated weights are rounded to

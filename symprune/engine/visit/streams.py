@@ -34,7 +34,7 @@ class Streams:
             return blocks.begin(None, report, tick)[0], made
         pass_by = Activations.advance
         if recipe.inputs == "dense":
-            pass_by = pass_as_measured(blocks.layout, plan.held_out)
+            pass_by = pass_as_measured(blocks.layout, plan.held_out, plan.written)
         if recipe.follows_pruned:
             first, made.pruned = blocks.begin(tokens, report, tick)
             if made.pruned is not None and recipe.follows_dense:

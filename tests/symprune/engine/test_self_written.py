@@ -78,10 +78,36 @@ def test_what_is_written_is_calibrated_on() -> None:
     assert "3 windows of its own" in RECIPE.describe()
 
 
-def test_a_model_on_disk_writes_what_one_in_memory_does(folder: Path, tmp_path: Path) -> None:
-    pruning.prune(pruning.Job(str(folder), RECIPE, tmp_path / "out", evaluate=False))
+@pytest.mark.parametrize("inputs", ["pruned", "dense"])
+def test_where_blocks_are_trained_only_training_reads_them(inputs: str) -> None:
+    """Masks are those of the calibration text; what is trained is not."""
+    plain = RECIPE.with_changes(self_samples=None, inputs=inputs)
+    trained = {"name": "block", "epochs": 1}
+    masked, without, with_them = (families.model() for _ in range(3))
+    reports = [
+        symprune.prune(model, families.tokenizer(), recipe)
+        for model, recipe in (
+            (masked, plain),
+            (without, plain.with_changes(reconstruct=trained)),
+            (with_them, plain.with_changes(reconstruct=trained, self_samples=3)),
+        )
+    ]
+    assert all({layer.tokens for layer in report.layers} == {2 * 16} for report in reports)
+    first = [name for name in reports[0].masks if ".layers.0." in name]
+    for name in first:
+        assert torch.equal(reports[0].masks[name], reports[2].masks[name])
+    found, other = (dict(model.named_parameters()) for model in (without, with_them))
+    assert any(not torch.equal(found[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("reconstruct", [None, {"name": "block", "epochs": 1}])
+def test_a_model_on_disk_writes_what_one_in_memory_does(
+    reconstruct: dict[str, Any] | None, folder: Path, tmp_path: Path
+) -> None:
+    recipe = RECIPE.with_changes(reconstruct=reconstruct)
+    pruning.prune(pruning.Job(str(folder), recipe, tmp_path / "out", evaluate=False))
     model = load_model(hub.resolve(str(folder)))
-    symprune.prune(model, hub.load_tokenizer(hub.resolve(str(folder))), RECIPE)
+    symprune.prune(model, hub.load_tokenizer(hub.resolve(str(folder))), recipe)
     written = load_model(hub.resolve(str(tmp_path / "out"))).state_dict()
     assert all(torch.equal(each, written[name]) for name, each in model.state_dict().items())
 

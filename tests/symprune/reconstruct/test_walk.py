@@ -281,7 +281,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_federated_pruning_says_that_it_sends_no_weights() -> None:
-    with pytest.raises(SympruneError, match="--reconstruct trains weights"):
+    with pytest.raises(SympruneError, match="--reconstruct trains on what passes a block"):
         fed.prune(families.model(), [families.tokens(), families.tokens(seed=1)], FITTED)
 
 
