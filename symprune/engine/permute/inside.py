@@ -92,7 +92,6 @@ class BlockOrders:
         probe = Probe(self.activations, index, block, found, f"{self.prefix}.{index}.")
         links = self._instances(self._links(probe, found), matrices)
         done.notes = self._left(found, links)
-        biases = find_biases(block, probe.prefix)
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
         for link in links:
@@ -108,9 +107,10 @@ class BlockOrders:
                 outputs[name] = before[spread(rows.unsqueeze(1), units, len(before))]
         for name, rows in outputs.items():
             done.moves.append(move_rows(matrices[name], rows))
-            if matrices[name].parameter_name in biases:
-                bias, shape = biases[matrices[name].parameter_name]
-                done.moves.append(Move(bias, 0, rows, shape[-1:], matrices[name].piece))
+            bias = probe.biases.get(matrices[name].parameter_name)
+            if bias is not None:
+                piece, shape = matrices[name].piece, (len(rows),)
+                done.moves.append(Move(bias, 0, rows, shape, piece))
         check_same(probe, done.moves, outputs)
         _reorder(inputs, measured.inputs, watched.inputs)
         _reorder(outputs, measured.outputs)
@@ -217,22 +217,11 @@ def spread(places: Tensor, units: Tensor, size: int) -> Tensor:
     return order
 
 
-def find_biases(block: nn.Module, prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """What is added behind a matrix, by the name of its parameter: a bias's name and shape."""
-    shapes = {name: tuple(p.shape) for name, p in block.named_parameters()}
-    found = {}
-    for name in shapes:
-        for bias in (f"{name.removesuffix('.weight')}.bias", f"{name}_bias"):
-            if bias != name and bias in shapes:
-                found[prefix + name] = (prefix + bias, shapes[bias])
-    return found
-
-
 def check_same(probe: Probe, moves: list[Move], outputs: dict[str, Tensor]) -> None:
     """Apply moves to a block, or fail, and leave it as it was, where a product is not what it was
     but for the order of its channels."""
     before, out = probe.run()
-    parameters = {probe.prefix + name: p for name, p in probe.block.named_parameters()}
+    parameters = probe.parameters
     apply_all(parameters, moves)
     try:
         compare_with(probe, before, out, outputs)
