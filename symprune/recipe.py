@@ -31,7 +31,7 @@ from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
 HEAD_VALUES = ("int8", "int4")
-MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
+MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000, "self_samples": 1_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -62,6 +62,8 @@ class Recipe:
         calibration: The text: c4, wikitext2, builtin or a file.
         nsamples: How many windows of it.
         seqlen: How many tokens in a window.
+        self_samples: How many windows more the dense model writes itself, from beginnings in the
+            others; left out, none.
         seed: Of everything random.
         calibration_seed: Of the choice of windows; left out, `seed`.
         bos: Whether windows of text begin with BOS, in calibration and evaluation: `auto` (where
@@ -85,6 +87,7 @@ class Recipe:
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     seed: int = 0
     calibration_seed: int | None = None
     bos: str = "auto"
@@ -102,8 +105,12 @@ class Recipe:
             raise SympruneError(f"Unknown group {self.group!r}; choose row or layer.")
         if self.pattern is not None and self.group != "row":
             raise SympruneError(f"Pattern {self.pattern} is its own group; leave out the group.")
+        if self.self_samples == 0:
+            object.__setattr__(self, "self_samples", None)
         for name, most in MOST.items():
             value = getattr(self, name)
+            if value is None and name == "self_samples":
+                continue
             if not _is_whole(value) or not 1 <= value <= most:
                 raise SympruneError(f"{name} must be a whole number from 1 to {most:,}.")
         for name, seed in {"seed": self.seed, "calibration_seed": self.text_seed}.items():
@@ -143,6 +150,19 @@ class Recipe:
         if self.permute is not None and self.pattern is None:
             raise SympruneError(
                 "Without an N:M pattern the order of channels changes nothing: leave out --permute."
+            )
+
+    def check_takes_masks(self) -> None:
+        """Fail where it cannot go on from masks that were made earlier."""
+        update = self.weight_update
+        if update is not None and update.finds_mask:
+            raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
+        if self.allocate is not None:
+            raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
+        if self.permute is not None:
+            raise SympruneError(
+                "Masks made with --permute fit the weights beside them, not the dense model's: "
+                "make new ones."
             )
 
     @property
@@ -206,6 +226,8 @@ class Recipe:
         parts = ["all weights kept"] if self.keeps_all else self._describe_mask()
         if self.token_limit is not None:
             parts.append(f"token limit {self.token_limit:g}")
+        if self.self_samples is not None:
+            parts.append(f"{self.self_samples} windows of its own")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
         if self.reconstruction is not None:

@@ -35,14 +35,16 @@ PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the 
 
 @dataclass(frozen=True)
 class Needs:
-    """The statistics a run collects, of inputs and of outputs, and how long a token may be."""
+    """The statistics a run collects, of inputs and of outputs, how long a token may be, and whether
+    the gradients of a block's output are measured, too."""
 
     inputs: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
     token_limit: float | None = None
+    gradients: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.inputs or self.outputs)
+        return bool(self.inputs or self.outputs or self.gradients)
 
     @property
     def gram(self) -> bool:

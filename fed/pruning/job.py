@@ -12,7 +12,8 @@ from torch import Tensor
 from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_model
-from symprune.engine import bos, walk
+from symprune.engine import walk
+from symprune.engine.text import bos
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.driver import prune as prune_in_process

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_with_tokenizer
-from symprune.engine import bos
-from symprune.engine.bos import Bos
-from symprune.engine.tokens import cap_seqlen
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
 from symprune.fed.pruning.client import Client

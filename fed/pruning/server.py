@@ -301,6 +301,11 @@ class Server:
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what cannot be decided from a few sums per channel."""
+    if "regional_gradient" in recipe.criterion.needs:
+        raise SympruneError(
+            f"Method {recipe.method} needs a gradient for every weight, of which federated pruning "
+            "sends none; choose another method."
+        )
     if recipe.weight_update is not None:
         raise SympruneError(
             f"--update {recipe.weight_update.name} changes weights, which federated pruning does "
@@ -311,6 +316,11 @@ def check_recipe(recipe: Recipe) -> None:
         raise SympruneError(
             f"{option} changes weights, which federated pruning does not send; prune without it, "
             "then put the values on a grid by symprune refine --masks FOLDER --refine none."
+        )
+    if recipe.self_samples is not None:
+        raise SympruneError(
+            "--self-samples adds text of the model's own, federated pruning takes the clients' "
+            "alone; leave it out."
         )
     if recipe.reconstruction is not None:
         raise SympruneError(
@@ -323,8 +333,8 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if recipe.allocation is not None:
         raise SympruneError(
-            f"--allocate {recipe.allocation.name} needs a pass over the dense model first; "
-            "federated pruning takes the same share from every layer."
+            f"--allocate {recipe.allocation.name} is not for federated pruning, which takes the "
+            "same share from every layer; leave it out."
         )
     if recipe.refinement is not None and recipe.refinement.needs == GRAM:
         raise SympruneError(

@@ -4,7 +4,7 @@ what a run that is interrupted needs to go on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -66,7 +66,9 @@ class StreamedBlocks(Blocks):
                 activations.advance(index, block)
         return done.finished, activations
 
-    def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
+    def embed_others(
+        self, tokens: Tensor, tick: forward.Tick = lambda _: None
+    ) -> forward.Activations:
         with self.streamed.around():
             return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
 
@@ -87,6 +89,9 @@ class StreamedBlocks(Blocks):
     def block(self, index: int) -> Iterator[nn.Module]:
         with self.streamed.block(index) as block:
             yield block
+
+    def head(self) -> AbstractContextManager[None]:
+        return self.streamed.around(head=True)
 
     def finish(
         self,

@@ -46,6 +46,7 @@ STAGES = {
     "reconstruct": "reconstructing",
     "advance": "passing on",
     "allocate": "looking at the dense model",
+    "try": "trying allocations",
 }
 
 

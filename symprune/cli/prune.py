@@ -32,6 +32,7 @@ def prune(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
+    self_samples: o.SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     refine: Annotated[
@@ -67,8 +68,9 @@ def prune(
     from symprune.jobs import pruning
 
     chosen = choosing.build(
-        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
-    )
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
+        seed=seed, bos=bos,
+    )  # fmt: skip
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(
@@ -106,6 +108,7 @@ def refine_masks(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
+    self_samples: o.SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
@@ -122,10 +125,12 @@ def refine_masks(
     """
     from symprune.criteria import allow_code
     from symprune.jobs import pruning
+    from symprune.update import under_masks
 
     changes = o.select_given(
-        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
-    )
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
+        seed=seed, bos=bos,
+    )  # fmt: skip
     allow_code(method)
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
@@ -135,7 +140,7 @@ def refine_masks(
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
-    fitting = o.select_given(iters=update_iters, select=False if update == "sparsegpt" else None)
+    fitting = under_masks(update) | o.select_given(iters=update_iters)
     chosen = o.with_step(chosen, "update", update, fitting)
     chosen = reconstructing.apply(valuing.apply(chosen))
     settings = {**running.settings(), "access": loading.access()}
@@ -179,8 +184,8 @@ def sweep(
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
             "refinements, updates, allocations, values, reconstructions and permutes to combine; "
-            "nsamples, seqlen, calibration, bos, values_head, eval_data and eval_windows apply to "
-            "every combination."
+            "nsamples, seqlen, calibration, bos, values_head, eval_data, valid_data (measured as "
+            "well) and eval_windows apply to every combination."
         ),
     ],
     output: Annotated[

@@ -7,7 +7,7 @@ one that reads a block from disk when it is entered and has written it when it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,12 @@ class Blocks:
         """The hidden states in front of the first block."""
         if self.embedded is not None:
             return self.embedded.only(range(len(tokens))).copy()
+        return self.embed_others(tokens, tick)
+
+    def embed_others(
+        self, tokens: Tensor, tick: forward.Tick = lambda _: None
+    ) -> forward.Activations:
+        """The same for tokens that are none of those this was made for."""
         return forward.embed(self.layout, tokens, tick, at_once=self.at_once)
 
     def embed_anew(self, tokens: Tensor) -> forward.Activations:
@@ -104,6 +110,11 @@ class Blocks:
     def block(self, index: int) -> Iterator[nn.Module]:
         """A block whose weights are there as long as the context lasts."""
         yield self.layout.blocks[index]
+
+    def head(self) -> AbstractContextManager[None]:
+        """What is around the blocks has its weights as long as the context lasts, for
+        `forward.logits`."""
+        return nullcontext()
 
     def finish(
         self,

@@ -36,7 +36,8 @@ class Collector(TorchFunctionMode):
 
     Matrices that are given the same tensor (q/k/v, gate/up) share one object. `choosing` are the
     matrices whose output decided what is computed next, `unknown` the parameters that stood in a
-    product and are none of the matrices.
+    product and are none of the matrices. `gradients` are measured elsewhere, in a pass of their
+    own.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Collector(TorchFunctionMode):
         self.device = next((m.parameter.device for m in matrices), torch.device("cpu"))
         self.inputs: dict[str, ChannelStats] = {}
         self.outputs: dict[str, ChannelStats] = {}
+        self.gradients: dict[str, ChannelStats] = {}
         self.choosing: set[str] = set()
         self.unknown: set[str] = set()
         self.separable = True  # whether samples that pass together can be told apart everywhere

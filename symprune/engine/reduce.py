@@ -14,6 +14,7 @@ from torch import nn
 
 from symprune.engine.collect import Collector, collect, distinct_inputs
 from symprune.engine.forward import Activations, Tick
+from symprune.engine.gradients import regional_gradients
 from symprune.errors import SympruneError
 from symprune.gram import memory_of
 from symprune.machine import distributed, memory
@@ -37,10 +38,12 @@ def measure(
     settings = (activations, index, block, found)
     calibrating = len(activations) - (held_out or 0)
     measured = collect(*settings, needs, tick, range(calibrating), gram_device)
+    if needs.gradients:
+        measured.gradients = regional_gradients(*settings, range(calibrating), tick)
     reduce(measured)
     watched = Collector()
     if held_out is not None and needs.gram:
-        watching = replace(needs, inputs=frozenset({GRAM}), outputs=frozenset())
+        watching = replace(needs, inputs=frozenset({GRAM}), outputs=frozenset(), gradients=False)
         others = range(calibrating, len(activations))
         watched = collect(*settings, watching, tick, others, gram_device)
         reduce(watched)
@@ -74,7 +77,7 @@ def reduce(measured: Collector) -> None:
     """Add up the statistics of a block over all processes."""
     if distributed.size() == 1:
         return
-    for table in (measured.inputs, measured.outputs):
+    for table in (measured.inputs, measured.outputs, measured.gradients):
         _reduce(table, measured.device, measured.gram_device)
     seen: list[tuple[set[str], set[str]]] = [(set(), set())] * distributed.size()
     dist.all_gather_object(seen, (measured.choosing, measured.unknown))

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from symprune.engine.bos import Bos
+from symprune.engine.text.bos import Bos
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
 from symprune.values.grid import OnGrid
@@ -49,7 +49,8 @@ class Report:
     each matrix. masks: what was kept. values: the matrices of a model in memory that are on a grid.
     seconds: how long each stage took. peak_memory: in bytes. parameters: the model's weights,
     prunable or not. notes: sentences the user should read. bos: what was decided about BOS, if text
-    was read.
+    was read. allocation: how far the allocations that were tried were from the dense model, and
+    which was chosen.
     """
 
     recipe: Recipe
@@ -62,6 +63,7 @@ class Report:
     parameters: int = 0
     notes: list[str] = field(default_factory=list)
     bos: Bos | None = None
+    allocation: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -95,6 +97,7 @@ class Report:
             "recipe": self.recipe.to_dict(),
             "seqlen": self.seqlen,
             "bos": self.bos.to_dict() if self.bos else None,
+            "allocation": self.allocation,
             "sparsity": self.sparsity,
             "prunable": self.prunable,
             "removed": self.removed,

@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from symprune import masks
-from symprune.engine import decide, forward
-from symprune.engine.allocation import divide_budget
+from symprune.engine import decide, forward, gradients
+from symprune.engine.allocation import Division, divide_budget
 from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch
@@ -35,7 +35,7 @@ from symprune.engine.reconstruct import (
 )
 from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import LayerReport, Report, left_dense, warnings
-from symprune.engine.tokens import read_tokens
+from symprune.engine.text.tokens import read_tokens, take_windows
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.machine import distributed, host, memory
 from symprune.maskset import MaskSet
@@ -94,8 +94,8 @@ def prune(
         report_error: Also measure every layer's reconstruction error.
         base: Masks made earlier, to be refined instead of made.
         blocks: Where the blocks are, if not in memory, and what else is known of them.
-        held_out: More tokens, which decide nothing: steps that fit the calibration data are watched
-            on them.
+        held_out: More tokens, on which steps that fit the calibration data are watched. If the
+            recipe says `allocate: search`, allocations are tried on the last of them.
         gram_device: Where Gram matrices are kept: with their layer (`auto`), `cpu` or `disk`.
         tell: Called with sentences about the run.
         batch_size: How many samples pass a block together; left out, one on a CPU, so that not a
@@ -120,6 +120,8 @@ def prune(
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
+    windows, held_out, said = take_windows(recipe, tokens, held_out)
+    report.notes += said
     plan = WalkPlan(recipe, needs, report_error, base, gram_device)
     with forward.ready(model):
         tokens = distributed.share(tokens)
@@ -129,11 +131,13 @@ def prune(
             blocks = Blocks(layout, at_once=batch_size or memory.batch_size(*room))
         plan = replace(plan, stored=blocks.stored)
         if recipe.allocation is not None:
+            settings = (layout, blocks, tokens, windows, recipe, watch, tell)
             with _time(report, "allocate"):
-                counts = blocks.once(
-                    "allocation", lambda: divide_budget(layout, blocks, tokens, recipe, watch)
-                )
-            plan = replace(plan, removed=counts)
+                divided = blocks.once("allocation", lambda: asdict(divide_budget(*settings)))
+            plan = replace(plan, removed=divided["counts"])
+            division = Division(**divided)
+            report.allocation = division.to_dict()
+            report.notes += division.notes()
         if recipe.permute is not None:
             with _time(report, "permute"):
                 plan = replace(plan, orders=Orders(layout, blocks, tokens, recipe, watch))
@@ -162,21 +166,7 @@ def _check_types(model: Any, recipe: Any) -> None:
 
 def _check_can_start_from_masks(recipe: Recipe, base: MaskSet, layout: Layout) -> None:
     base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
-    check_starts_from_masks(recipe)
-
-
-def check_starts_from_masks(recipe: Recipe) -> None:
-    """Fail where a recipe cannot go on from masks that were made earlier."""
-    update = recipe.weight_update
-    if update is not None and update.finds_mask:
-        raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
-    if recipe.allocation is not None:
-        raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
-    if recipe.permute is not None:
-        raise SympruneError(
-            "Masks made with --permute fit the weights beside them, not the dense model's: make "
-            "new ones."
-        )
+    recipe.check_takes_masks()
 
 
 def check_pattern(layout: Layout, recipe: Recipe) -> None:
@@ -223,6 +213,8 @@ def _walk(
             with _time(report, "collect"):
                 if plan.needs.gram and index == first:
                     tell(check_gram_memory(*settings, plan.held_out, plan.gram_device))
+                if plan.needs.gradients and index == first:
+                    tell(gradients.check_memory(found, block))
                 measured, watched = measure(
                     *settings, plan.needs, plan.held_out, plan.gram_device, ticker("collect", index)
                 )
@@ -298,7 +290,7 @@ def prune_block(
     measured decides, wherever it was measured; watched are statistics of held-out tokens.
     """
     weights = {matrix.name: matrix.weight for matrix in found}
-    decide.check_finite(weights, measured.inputs, measured.outputs)
+    decide.check_finite(weights, measured.inputs, measured.outputs, measured.gradients)
     done, fused, before = PrunedBlock(), dict[str, Tensor](), len(report.layers)
     removed: list[Tensor] = []
     watched = watched or Collector()
@@ -363,6 +355,7 @@ def _prune_matrix(
         base=base,
         removed=plan.removed.get(matrix.name),
         held_out=watched.inputs.get(matrix.name) if inputs else None,
+        gradients=measured.gradients.get(matrix.name),
     )
     if decision.weight is not None:
         # Rounded now: the blocks behind this one are to see the weights that will be written. Of
@@ -385,9 +378,10 @@ def _reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -
     asked, rounding = plan.recipe.criterion.needs, plan.recipe.rounding
     if plan.recipe.keeps_all:
         asked = ("input_norm",) if rounding and rounding.needs else ()
-    unseen = ("input_norm" in asked and matrix.name not in measured.inputs) or (
-        "output_norm" in asked and matrix.name not in measured.outputs
-    )
+    unseen = (
+        bool({"input_norm", "regional_gradient"} & set(asked))
+        and matrix.name not in measured.inputs
+    ) or ("output_norm" in asked and matrix.name not in measured.outputs)
     return "no calibration token came by" if unseen and plan.base is None else ""
 
 

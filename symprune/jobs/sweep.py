@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from symprune import calibration, criteria
-from symprune.engine import bos, decide, forward, walk
+from symprune.engine import decide, forward, walk
 from symprune.engine.blocks import Blocks
-from symprune.engine.bos import Bos
 from symprune.engine.head import head_parameters
-from symprune.engine.tokens import cap_seqlen, reads_text
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import add_self_written
+from symprune.engine.text.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine import durable
@@ -66,9 +68,11 @@ class Grid:
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     calibration_seed: int | None = None
     bos: str = "auto"
     eval_data: str = "wikitext2"
+    valid_data: str | None = None  # a second text, on which choices may be made
     eval_windows: int | None = None
     report_error: bool = False
 
@@ -129,6 +133,7 @@ class Grid:
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,
+                    self_samples=self.self_samples,
                     seed=seed,
                     calibration_seed=self.calibration_seed,
                     bos=self.bos,
@@ -181,9 +186,13 @@ class Sweep:
         check_results(self.results)
         done = read_results(self.results)
         seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
-        text = calibration.text(self.grid.eval_data, "test")
-        held_out = calibration.encode(self.tokenizer, text)
-        dense: float | None = None
+        sources = {"perplexity": self.grid.eval_data, "valid": self.grid.valid_data}
+        texts = {
+            name: calibration.encode(self.tokenizer, calibration.text(source, "test"))
+            for name, source in sources.items()
+            if source is not None
+        }
+        dense: dict[str, float] | None = None
         for number, recipe in enumerate(recipes):
             begin(number, len(recipes), recipe.describe())
             key = self.key(recipe)
@@ -191,9 +200,9 @@ class Sweep:
                 continue
             if dense is None:
                 self._begin = self._decide_bos()
-                dense = self._perplexity(held_out, seqlen, tick)
+                dense = self._perplexities(texts, seqlen, tick)
             try:
-                done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+                done[key] = self._cell(key, recipe, texts, seqlen, dense, watch, tick)
             except HalfPrunedError as error:  # dense again in a moment
                 raise SympruneError(str(error.__cause__)) from error
             finally:
@@ -207,15 +216,16 @@ class Sweep:
         grid = self.grid
         facts = [self.name, recipe.to_dict(), grid.eval_data, grid.eval_windows, grid.report_error]
         facts += [str(self.model.dtype), str(self.stored or self.model.dtype)]
+        facts += [grid.valid_data] if grid.valid_data is not None else []
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _cell(
         self,
         key: str,
         recipe: Recipe,
-        held_out: Tensor,
+        texts: dict[str, Tensor],
         seqlen: int,
-        dense: float,
+        dense: dict[str, float],
         watch: walk.Watch,
         tick: Callable[[int, int], None],
     ) -> dict[str, Any]:
@@ -246,8 +256,9 @@ class Sweep:
             "seqlen": seqlen,
             "bos": self._begin.to_dict(),
             "compute_dtype": name_of(self.model.dtype),
-            "dense": dense,
-            "perplexity": self._perplexity(held_out, seqlen, tick),
+            "dense": dense["perplexity"],
+            **({"dense_valid": dense["valid"]} if "valid" in dense else {}),
+            **self._perplexities(texts, seqlen, tick),
             "sparsity": report.sparsity,
             "seconds": round(seconds, 2),
         }
@@ -256,9 +267,14 @@ class Sweep:
             result |= {name: fmean(found)} if found else {}
         return result
 
-    def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
+    def _perplexities(
+        self, texts: dict[str, Tensor], seqlen: int, tick: Callable[[int, int], None]
+    ) -> dict[str, float]:
         windows, first = self.grid.eval_windows, self._begin.token
-        return perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+        return {
+            name: perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+            for name, ids in texts.items()
+        }
 
     def _decide_bos(self) -> Bos:
         """Whether windows begin with BOS: one answer for all cells, from the dense model."""
@@ -269,14 +285,19 @@ class Sweep:
         self, recipe: Recipe, seqlen: int
     ) -> tuple[Tensor, Tensor | None, forward.Activations]:
         """Calibration and held-out tokens, and both embedded; only the last set is kept."""
-        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
+        tried = windows_to_try(recipe)
+        which = (
+            recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, recipe.self_samples,
+            tried,
+        )  # fmt: skip
         if which not in self._embedded:
             settings = (
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
-            watched = calibration.held_out_tokens(*settings)
+            tokens = add_self_written(self.model, tokens, recipe, first)
+            watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
             both = tokens if watched is None else torch.cat([tokens, watched])
             with forward.ready(self.model):
@@ -356,5 +377,7 @@ def over_seeds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         finite = all(map(math.isfinite, values))  # of a model that is broken, it may not be
         spread = stdev(values) if len(values) > 1 and finite else None
         figures = {"perplexity": fmean(values), "deviation": spread, "seeds": len(values)}
+        if all("valid" in cell for cell in cells):
+            figures["valid"] = fmean(cell["valid"] for cell in cells)
         rows.append({**cells[0], **figures, "seconds": fmean(cell["seconds"] for cell in cells)})
     return rows

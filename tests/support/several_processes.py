@@ -22,6 +22,8 @@ WAYS: dict[str, tuple[Recipe, str]] = {
     "balanced": (Recipe.named("balanced"), "auto"),
     "swap and lsq": (Recipe("symwanda", refine="swap", update="lsq"), "disk"),
     "sparsegpt": (Recipe("wanda", update="sparsegpt"), "auto"),
+    "admm": (Recipe("wanda", update="admm"), "auto"),
+    "wanda-plus-plus": (Recipe("wanda-plus-plus"), "auto"),
     "int4": (Recipe("wanda", values="int4"), "cpu"),
     "limited": (Recipe("wanda", update="lsq", token_limit=2.0), "auto"),
 }

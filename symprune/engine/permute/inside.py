@@ -114,6 +114,11 @@ class BlockOrders:
         check_same(probe, done.moves, outputs)
         _reorder(inputs, measured.inputs, watched.inputs)
         _reorder(outputs, measured.outputs)
+        for name in {**inputs, **outputs} if measured.gradients else ():
+            rows, columns = (torch.arange(size) for size in matrices[name].weight.shape)
+            rows, columns = outputs.get(name, rows), inputs.get(name, columns)
+            order = rows.unsqueeze(1) * len(columns) + columns
+            _reorder({name: order.flatten()}, measured.gradients)
         return done
 
     def _links(self, probe: Probe, found: list[Matrix]) -> list[Link]:
@@ -152,8 +157,7 @@ class BlockOrders:
         """Which unit goes to the place of each."""
         scores = {}
         for name in link.consumers:
-            stats = measured.inputs.get(name), measured.outputs.get(name)
-            scores[name] = decide.score(name, matrices[name].weight, *stats, self.recipe).float()
+            scores[name] = score_of(matrices[name], measured, self.recipe)
         units = torch.arange(len(link.columns))
         for number, some in enumerate(link.classes):
             columns = link.columns[some]
@@ -199,6 +203,13 @@ _IN_WORDS = {MLP: "hidden channels", HEADS: "values of heads"}
 def part_of(matrix: Matrix) -> str:
     """Which part of `--permute` the input channels of a matrix inside a block belong to."""
     return HEADS if matrix.part == "attn" else MLP
+
+
+def score_of(matrix: Matrix, measured: Collector, recipe: Recipe) -> Tensor:
+    """What the recipe's criterion gives each weight of a matrix, fp32."""
+    stats = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
+    slopes = measured.gradients.get(matrix.name)
+    return decide.score(matrix.name, matrix.weight, *stats, recipe, slopes).float()
 
 
 def figures(before: Tensor, after: Tensor, recipe: Recipe) -> dict[str, float]:

@@ -26,6 +26,7 @@ from symprune.engine.permute.inside import (
     figures,
     is_near,
     probe_tokens,
+    score_of,
 )
 from symprune.engine.permute.links import kind
 from symprune.engine.permute.moves import Move, apply_all, take_back
@@ -86,7 +87,7 @@ def _rows_skipped(layout: Layout, width: int) -> int:
 
 
 def _needs(recipe: Recipe) -> Needs:
-    """The norms that the recipe's criterion looks at."""
+    """The norms that the recipe's criterion looks at; gradients have no say in this order."""
     asked = recipe.criterion.needs
     inputs = frozenset({SQUARE} if "input_norm" in asked else ())
     outputs = frozenset({SQUARE} if "output_norm" in asked else ())
@@ -110,8 +111,7 @@ def _measure(
 
 def _sample(matrix: Matrix, measured: Collector, recipe: Recipe, every: int) -> Tensor:
     """Some rows of a matrix's scores, so large that every matrix counts as much as another."""
-    stats = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-    score = decide.score(matrix.name, matrix.weight, *stats, recipe).float()[::every]
+    score = score_of(matrix, measured, recipe)[::every]
     whole = score.sum(dtype=torch.float64).clamp(min=torch.finfo(torch.float32).tiny)
     return score * (score.numel() / whole).float()
 
@@ -124,11 +124,11 @@ def residual_figures(
     done = {}
     for matrix in found:
         columns = matrix.parameter.dim() - (2 if matrix.transposed else 1)
-        if residual["axes"].get(matrix.parameter_name) == columns:
-            stats = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-            if stats[0] is not None or "input_norm" not in recipe.criterion.needs:
-                score = decide.score(matrix.name, matrix.weight, *stats, recipe).float()
-                done[matrix.name] = figures(take(score, old), score, recipe)
+        reads = residual["axes"].get(matrix.parameter_name) == columns
+        met = matrix.name in measured.inputs or "input_norm" not in recipe.criterion.needs
+        if reads and met:
+            score = score_of(matrix, measured, recipe)
+            done[matrix.name] = figures(take(score, old), score, recipe)
     return done
 
 

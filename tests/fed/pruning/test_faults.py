@@ -148,6 +148,7 @@ def test_a_message_that_comes_twice_is_answered_twice_and_changes_nothing(secure
         (Recipe(refine="swap"), "--refine swap needs the clients' Gram"),
         (Recipe(update="lsq"), "--update lsq changes weights"),
         (Recipe(update="sparsegpt"), "--update sparsegpt changes weights"),
+        (Recipe(method="wanda-plus-plus"), "Method wanda-plus-plus needs a gradient for every"),
         (Recipe(pattern="5:9"), "Pattern 5:9"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_permuted_checkpoint_is_plain_and_keeps_its_pattern(
     assert "permute" not in json.loads((tmp_path / "plain" / "symprune.json").read_text())["recipe"]
 
 
-@pytest.mark.parametrize("update", ["lsq", "sparsegpt", None])
+@pytest.mark.parametrize("update", ["lsq", "sparsegpt", "admm", "alps", None])
 def test_refining_starts_from_masks_however_they_were_reached(
     tiny_folder: Path, tmp_path: Path, update: str | None
 ) -> None:

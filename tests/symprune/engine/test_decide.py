@@ -46,6 +46,7 @@ def decided(matrix: tuple[Tensor, Tensor, Tensor], held_out: bool = False, **opt
         ({"refine": "swap", "update": "lsq"}, 1),
         ({"update": {"name": "sparsegpt", "select": False}}, 1),
         ({"update": "sparsegpt"}, 0),
+        ({"update": {"name": "admm", "steps": 4}}, 4),
         ({"update": ROUNDS}, 3),
     ],
 )
@@ -104,7 +105,8 @@ def test_each_gram_is_multiplied_once_with_each_weight(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"refine": "swap"}, {"update": ROUNDS}, {"update": "sparsegpt"}]
+    "options",
+    [{}, {"refine": "swap"}, {"update": ROUNDS}, {"update": "sparsegpt"}, {"update": "admm"}],
 )
 def test_figures_are_the_errors_of_the_base_mask_and_of_what_was_decided(
     options: dict[str, Any], matrix: tuple[Tensor, Tensor, Tensor]

@@ -41,6 +41,10 @@ STEPS: dict[str, dict[str, Any]] = {
     "sparsegpt": {"update": "sparsegpt"},
     "sparsegpt 2:4": {"update": "sparsegpt", "pattern": "2:4"},
     "sparsegpt under a mask": {"update": {"name": "sparsegpt", "select": False}},
+    "admm": {"update": {"name": "admm", "iters": 5, "steps": 3}},
+    "admm 2:4": {"update": {"name": "admm", "iters": 5, "steps": 3}, "pattern": "2:4"},
+    "admm under a mask": {"update": {"name": "admm", "select": False}},
+    "alps": {"update": {"name": "alps", "search_iters": 9}},
     "values": {"values": "int4"},
     "rounds and values": {"update": {**LSQ, "rounds": 2}, "values": "int3"},
     "values 2:4 by gptq": {"values": {"name": "int2", "solve": "gptq"}, "pattern": "2:4"},
@@ -49,7 +53,10 @@ STEPS: dict[str, dict[str, Any]] = {
     "error": {"allocate": "error"},
     "token limit": {"token_limit": 2.0},
 }
-FROM_MASKS = ("dsnot", "r2-dsnot 2:4", "swap", "swap 2:4", "lsq", "sparsegpt under a mask")
+FROM_MASKS = (
+    "dsnot", "r2-dsnot 2:4", "swap", "swap 2:4", "lsq", "sparsegpt under a mask",
+    "admm under a mask",
+)  # fmt: skip
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -77,6 +84,8 @@ def assert_same_masks(found: MaskSet, expected: MaskSet) -> None:
 def assert_same_on_the_device(family: str, recipe: Recipe, **options: Any) -> None:
     """Pruning a model there ends where pruning it on the CPU ends."""
     tokens, model = families.tokens(3, 8), small(family)
+    if "regional_gradient" in recipe.criterion.needs:
+        model.set_attn_implementation("eager")  # no gradient passes the fused one there
     with PretendDevice() as device:
         copy = device.take(model)
         found = symprune.prune(copy, tokens, recipe, **options)

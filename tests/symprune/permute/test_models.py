@@ -131,6 +131,7 @@ def test_the_retained_score_that_is_reported_is_that_of_the_mask() -> None:
         {"method": "magnitude"},
         {"method": "stochria"},
         {"method": "symwanda"},
+        {"method": "wanda-plus-plus"},
         {"refine": "swap"},
         {"refine": {"name": "r2-dsnot", "layers": "all"}, "token_limit": 2},
         {"update": {"name": "lsq", "rounds": 2}},
