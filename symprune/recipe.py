@@ -18,7 +18,9 @@ from symprune.machine import durable
 from symprune.permute import choose_parts
 from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
+from symprune.stats import GRAM
 from symprune.update import LeastSquares, Update, choose_update
+from symprune.update.targets import OWN, TARGETS
 from symprune.validation import (
     check_choice,
     check_names,
@@ -30,6 +32,7 @@ from symprune.values import Rounding, choose_rounding
 from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
+INPUTS = ("pruned", "dense")
 HEAD_VALUES = ("int8", "int4")
 MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000, "self_samples": 1_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
@@ -55,6 +58,13 @@ class Recipe:
             have the model's type. With sparsity 0 all weights are kept, and no other step is taken.
         reconstruct: A training of each block's kept weights on the dense model's outputs, through
             the rounding where there are values: `block`, likewise.
+        inputs: What statistics are measured on: the outputs of the `pruned` blocks before, or of
+            the `dense` ones. (The option of that name of `reconstruct` says the same of training.)
+        sequential: Whether a block is measured and pruned group by group in the order data flows
+            through it, each group behind the pruned ones before it.
+        targets: What updates and values are fitted to: the layer's `own` outputs on the inputs it
+            has behind pruned blocks, the `dense` model's outputs, or, `mixed`, a part of the way
+            between them that held-out tokens choose. The last two go group by group.
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
         permute: With a pattern, which channels are put into an order it keeps more in, folded into
             the weights: `mlp`, `heads`, `residual` (with commas between them) or `all`.
@@ -81,6 +91,9 @@ class Recipe:
     allocate: str | Mapping[str, Any] | None = None
     values: str | Mapping[str, Any] | None = None
     reconstruct: str | Mapping[str, Any] | None = None
+    inputs: str = "pruned"
+    sequential: bool = False
+    targets: str = "own"
     values_head: str | None = None
     permute: str | list[str] | None = None
     token_limit: float | None = None
@@ -123,6 +136,10 @@ class Recipe:
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
+        check_choice("inputs", self.inputs, INPUTS)
+        check_choice("targets", self.targets, TARGETS)
+        if not isinstance(self.sequential, bool):
+            raise SympruneError(f"sequential is true or false, not {self.sequential!r}.")
         if self.keeps_all:  # nothing to refine, to update or to allocate
             for step in ("refine", "update", "allocate"):
                 object.__setattr__(self, step, None)
@@ -142,11 +159,11 @@ class Recipe:
             check_choice("values_head", self.values_head, HEAD_VALUES)
         if self.refine is not None and update is not None and update.finds_mask:
             raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
+        self._check_flow()
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
                 f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."
             )
-
         if self.permute is not None and self.pattern is None:
             raise SympruneError(
                 "Without an N:M pattern the order of channels changes nothing: leave out --permute."
@@ -163,6 +180,29 @@ class Recipe:
             raise SympruneError(
                 "Masks made with --permute fit the weights beside them, not the dense model's: "
                 "make new ones."
+            )
+
+    def _check_flow(self) -> None:
+        fitted = (self.weight_update, self.rounding)
+        if self.targets != OWN and all(step is None or step.needs != GRAM for step in fitted):
+            raise SympruneError(
+                f"targets {self.targets} is what weights are fitted to: give an update, or values "
+                "that are not rounded to the nearest."
+            )
+        if self.inputs == "dense" and self.by_groups:
+            raise SympruneError(
+                "inputs dense measures the dense model, where no group is behind a pruned one: "
+                "leave out sequential and targets."
+            )
+        if self.by_groups and self.permute is not None:
+            raise SympruneError(
+                "permute orders the channels of a block that was measured at once: leave out "
+                "sequential and targets."
+            )
+        if self.by_groups and "regional_gradient" in self.criterion.needs:
+            raise SympruneError(
+                f"Method {self.method} needs the gradients of a dense block: leave out sequential "
+                "and targets."
             )
 
     @property
@@ -208,6 +248,23 @@ class Recipe:
         return choose_reconstruction(self.reconstruct)
 
     @property
+    def by_groups(self) -> bool:
+        """Whether the groups of a block are measured one after the other."""
+        return self.sequential or self.targets != OWN
+
+    @property
+    def follows_pruned(self) -> bool:
+        """Whether something is measured or trained on the outputs of pruned blocks."""
+        trained = self.reconstruction
+        return self.inputs == "pruned" or (trained is not None and trained.inputs == "pruned")
+
+    @property
+    def follows_dense(self) -> bool:
+        """Whether the outputs of dense blocks are made use of."""
+        needed = self.inputs == "dense" or self.targets != OWN
+        return needed or self.reconstruction is not None
+
+    @property
     def head_grid(self) -> Grid | None:
         return None if self.values_head is None else GRIDS[self.values_head]
 
@@ -228,6 +285,12 @@ class Recipe:
             parts.append(f"token limit {self.token_limit:g}")
         if self.self_samples is not None:
             parts.append(f"{self.self_samples} windows of its own")
+        if self.inputs == "dense":
+            parts.append("measured on the dense model")
+        if self.by_groups:
+            parts.append("group by group")
+        if self.targets != OWN:
+            parts.append(f"towards {self.targets} targets")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
         if self.reconstruction is not None:

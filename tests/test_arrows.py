@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "checkpoint": {"symprune", "engine", "runtime", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "runtime", "token_loss", *BASE},
     "jobs": {"checkpoint", "engine", "eval", "runtime", *ARTEFACTS},
-    "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", *ARTEFACTS},
+    "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", "update", *ARTEFACTS},
     "__main__": {"cli"},
 }
 # The same inside fed; what any of it may use of symprune follows.

@@ -16,7 +16,7 @@ from symprune.checkpoint.resume import HiddenStates, Progress
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
-from symprune.engine.blocks import Blocks, PrunedBlock
+from symprune.engine.blocks import Blocks, Pass, PrunedBlock
 from symprune.engine.permute.moves import Move
 from symprune.engine.report import Report
 from symprune.errors import SympruneError
@@ -44,7 +44,11 @@ class StreamedBlocks(Blocks):
         self.states = HiddenStates(progress.folder, distributed.rank())
 
     def begin(
-        self, tokens: Tensor | None, report: Report, tick: forward.Tick
+        self,
+        tokens: Tensor | None,
+        report: Report,
+        tick: forward.Tick,
+        dense: Pass | None = None,
     ) -> tuple[int, forward.Activations | None]:
         done = self.progress
         report.layers[:] = done.reports()
@@ -60,10 +64,11 @@ class StreamedBlocks(Blocks):
         first, activations = done.hidden, self.embed(tokens, tick)
         if first and not distributed.all_agree(self.states.restore(first, activations.hidden)):
             first, activations = 0, self.embed(tokens, tick)
-        written = self.files.open_computed()
+        written = self.files.open_computed() if dense is None else None
+        pass_by = dense or forward.Activations.advance
         for index in range(first, done.finished):
             with self.streamed.block(index, written) as block:
-                activations.advance(index, block)
+                pass_by(activations, index, block)
         return done.finished, activations
 
     def embed_others(

@@ -13,6 +13,7 @@ from symprune.cli import options as o
 from symprune.cli.groups import (
     Choosing,
     Loading,
+    Measuring,
     Permute,
     Reconstructing,
     Refining,
@@ -50,6 +51,7 @@ def prune(
     spread: o.Spread = None,
     valuing: Valuing,
     reconstructing: Reconstructing,
+    measuring: Measuring,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -77,7 +79,7 @@ def prune(
         chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
-    chosen = reconstructing.apply(valuing.apply(chosen))
+    chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
     if permute is not None:
         chosen = chosen.with_changes(permute=None if permute == "none" else permute)
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
@@ -114,6 +116,7 @@ def refine_masks(
     token_limit: o.TokenLimit = None,
     valuing: Valuing,
     reconstructing: Reconstructing,
+    measuring: Measuring,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -135,14 +138,14 @@ def refine_masks(
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
         refine=None, update=None, allocate=None, values=None, reconstruct=None,
-        values_head=None, **changes,
+        inputs="pruned", sequential=False, targets="own", values_head=None, **changes,
     )  # fmt: skip
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = under_masks(update) | o.select_given(iters=update_iters)
     chosen = o.with_step(chosen, "update", update, fitting)
-    chosen = reconstructing.apply(valuing.apply(chosen))
+    chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:

@@ -109,7 +109,8 @@ def _measure(
     for index in range(count):
         with blocks.block(index) as block:
             found = layout.matrices(index)
-            measured = collect(activations, index, block, found, needs, advance=True)
+            settings = (activations, index, block, found, needs)
+            measured = collect(*settings, take=activations.replace)
             reduce(measured)
             weights = {matrix.name: matrix.weight for matrix in found}
             decide.check_finite(weights, measured.inputs, measured.outputs)

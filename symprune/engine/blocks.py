@@ -21,6 +21,9 @@ from symprune.maskset import MaskSet
 from symprune.models.layout import Layout
 from symprune.values.grid import OnGrid
 
+Pass = Callable[[forward.Activations, int, nn.Module], None]
+"""pass(activations, index, block): what the block makes of them becomes the hidden states."""
+
 
 @dataclass
 class PrunedBlock:
@@ -33,6 +36,12 @@ class PrunedBlock:
     values: dict[str, OnGrid] = field(default_factory=dict)
     unrounded: dict[str, Tensor] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
+
+    def add(self, others: PrunedBlock) -> None:
+        """What became of more of its matrices."""
+        self.masks.update(others.masks)
+        self.values |= others.values
+        self.unrounded |= others.unrounded
 
 
 class Blocks:
@@ -61,11 +70,17 @@ class Blocks:
         return len(self.layout.blocks)
 
     def begin(
-        self, tokens: Tensor | None, report: Report, tick: forward.Tick
+        self,
+        tokens: Tensor | None,
+        report: Report,
+        tick: forward.Tick,
+        dense: Pass | None = None,
     ) -> tuple[int, forward.Activations | None]:
         """The first block to prune, and the hidden states in front of it (None without tokens).
 
         Blocks before the first were finished by an earlier run; what it did is put into `report`.
+        The hidden states are those behind these pruned blocks or, with `dense`, which passes a
+        block, behind the dense ones.
         """
         return 0, None if tokens is None else self.embed(tokens, tick)
 
@@ -85,12 +100,12 @@ class Blocks:
         """The same, of any tokens."""
         return forward.embed(self.layout, tokens)
 
-    def pass_dense(self, tokens: Tensor, first: int) -> forward.Activations:
+    def pass_dense(self, tokens: Tensor, first: int, dense: Pass) -> forward.Activations:
         """The dense model's hidden states in front of block `first`, where a run goes on."""
         activations = self.embed(tokens)
         for index in range(first):
             with self.block(index) as block:
-                activations.advance(index, block)
+                dense(activations, index, block)
         return activations
 
     @contextmanager

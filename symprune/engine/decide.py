@@ -19,7 +19,8 @@ from symprune import masks
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.stats import DRIFT, GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.update.targets import OWN
 from symprune.values.grid import OnGrid
 from symprune.values.scales import round_to_grid
 
@@ -33,6 +34,8 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     inputs |= {step.needs for step in steps if step is not None and step.needs}
     if report_error:
         inputs |= {MOMENTS, GRAM}
+    if recipe.targets != OWN:
+        inputs.add(DRIFT)
     outputs = {SQUARE} if "output_norm" in asked else set()
     return Needs(frozenset(inputs), frozenset(outputs), recipe.token_limit, gradients)
 

@@ -9,7 +9,10 @@ from typing import Any
 from symprune.engine.text.bos import Bos
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
+from symprune.update.targets import OWN, TOKENS_A_CHANNEL
 from symprune.values.grid import OnGrid
+
+SHARE = "target_share"  # how far from its own outputs to the dense model's a matrix is fitted
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,34 @@ def left_dense(layers: list[LayerReport]) -> list[str]:
     return [
         f"Left dense, {why}: {', '.join(f'{n} x {kind}' for kind, n in sorted(kinds.items()))}."
         for why, kinds in reasons.items()
+    ]
+
+
+def fitted_to(layers: list[LayerReport], targets: str) -> list[str]:
+    """Sentences about which matrices were fitted to the dense model's outputs, and why others were
+    not."""
+    fitted = [layer for layer in layers if not layer.dense]
+    if targets == OWN or not fitted:
+        return []
+    towards = [layer for layer in fitted if layer.figures.get(SHARE)]
+    notes = [
+        f"{len(towards)} of {len(fitted)} matrices are fitted to the dense model's outputs"
+        f"{', in part' if targets == 'mixed' else ''}."
+    ]
+    others: dict[str, Counter[str]] = {}
+    for layer in fitted:
+        if SHARE not in layer.figures:
+            few = layer.tokens < TOKENS_A_CHANNEL * layer.columns
+            why = f"fewer than {TOKENS_A_CHANNEL} tokens a channel" if few else "experts"
+        elif not layer.figures[SHARE]:
+            why = "the error on held-out tokens would not fall"
+        else:
+            continue
+        others.setdefault(why, Counter())[layer.kind] += 1
+    return notes + [
+        f"Fitted to their own outputs, {why}: "
+        f"{', '.join(f'{n} x {kind}' for kind, n in sorted(kinds.items()))}."
+        for why, kinds in others.items()
     ]
 
 

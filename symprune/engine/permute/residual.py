@@ -104,7 +104,8 @@ def _measure(
     """What the recipe's criterion needs, of the dense model."""
     if activations is None:
         return Collector()
-    measured = collect(activations, index, block, found, _needs(recipe), advance=True)
+    take = activations.replace
+    measured = collect(activations, index, block, found, _needs(recipe), take=take)
     reduce(measured)
     return measured
 
