@@ -169,6 +169,19 @@ class Recipe:
                 "Without an N:M pattern the order of channels changes nothing: leave out --permute."
             )
 
+    def check_takes_masks(self) -> None:
+        """Fail where it cannot go on from masks that were made earlier."""
+        update = self.weight_update
+        if update is not None and update.finds_mask:
+            raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
+        if self.allocate is not None:
+            raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
+        if self.permute is not None:
+            raise SympruneError(
+                "Masks made with --permute fit the weights beside them, not the dense model's: "
+                "make new ones."
+            )
+
     def _check_flow(self) -> None:
         fitted = (self.weight_update, self.rounding)
         if self.targets != OWN and all(step is None or step.needs != GRAM for step in fitted):

@@ -157,21 +157,7 @@ def _check_types(model: Any, recipe: Any) -> None:
 
 def _check_can_start_from_masks(recipe: Recipe, base: MaskSet, layout: Layout) -> None:
     base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
-    check_starts_from_masks(recipe)
-
-
-def check_starts_from_masks(recipe: Recipe) -> None:
-    """Fail where a recipe cannot go on from masks that were made earlier."""
-    update = recipe.weight_update
-    if update is not None and update.finds_mask:
-        raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
-    if recipe.allocation is not None:
-        raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
-    if recipe.permute is not None:
-        raise SympruneError(
-            "Masks made with --permute fit the weights beside them, not the dense model's: make "
-            "new ones."
-        )
+    recipe.check_takes_masks()
 
 
 def check_pattern(layout: Layout, recipe: Recipe) -> None:

@@ -105,7 +105,7 @@ def prune(
     durable.check_file(job.log, LOG)
     check_device_map(job.device_map)
     if job.masks is not None:
-        walk.check_starts_from_masks(job.recipe)
+        job.recipe.check_takes_masks()
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
     device = distributed.start(prepared.device)

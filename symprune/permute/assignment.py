@@ -20,8 +20,8 @@ def assign(gain: np.ndarray) -> np.ndarray:
         if len(free):
             column = int(free[0])
             owner[column], held[row] = row, column
-    for row in np.flatnonzero(held < 0):
-        _serve(int(row), cost, of_row, of_column, owner, held)
+    for row in np.flatnonzero(held < 0).tolist():
+        _serve(row, cost, of_row, of_column, owner, held)
     return held
 
 

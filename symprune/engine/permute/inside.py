@@ -92,7 +92,6 @@ class BlockOrders:
         probe = Probe(self.activations, index, block, found, f"{self.prefix}.{index}.")
         links = self._instances(self._links(probe, found), matrices)
         done.notes = self._left(found, links)
-        biases = find_biases(block, probe.prefix)
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
         for link in links:
@@ -108,12 +107,18 @@ class BlockOrders:
                 outputs[name] = before[spread(rows.unsqueeze(1), units, len(before))]
         for name, rows in outputs.items():
             done.moves.append(move_rows(matrices[name], rows))
-            if matrices[name].parameter_name in biases:
-                bias, shape = biases[matrices[name].parameter_name]
-                done.moves.append(Move(bias, 0, rows, shape[-1:], matrices[name].piece))
+            bias = probe.biases.get(matrices[name].parameter_name)
+            if bias is not None:
+                piece, shape = matrices[name].piece, (len(rows),)
+                done.moves.append(Move(bias, 0, rows, shape, piece))
         check_same(probe, done.moves, outputs)
         _reorder(inputs, measured.inputs, watched.inputs)
         _reorder(outputs, measured.outputs)
+        for name in {**inputs, **outputs} if measured.gradients else ():
+            rows, columns = (torch.arange(size) for size in matrices[name].weight.shape)
+            rows, columns = outputs.get(name, rows), inputs.get(name, columns)
+            order = rows.unsqueeze(1) * len(columns) + columns
+            _reorder({name: order.flatten()}, measured.gradients)
         return done
 
     def _links(self, probe: Probe, found: list[Matrix]) -> list[Link]:
@@ -152,8 +157,7 @@ class BlockOrders:
         """Which unit goes to the place of each."""
         scores = {}
         for name in link.consumers:
-            stats = measured.inputs.get(name), measured.outputs.get(name)
-            scores[name] = decide.score(name, matrices[name].weight, *stats, self.recipe).float()
+            scores[name] = score_of(matrices[name], measured, self.recipe)
         units = torch.arange(len(link.columns))
         for number, some in enumerate(link.classes):
             columns = link.columns[some]
@@ -201,6 +205,13 @@ def part_of(matrix: Matrix) -> str:
     return HEADS if matrix.part == "attn" else MLP
 
 
+def score_of(matrix: Matrix, measured: Collector, recipe: Recipe) -> Tensor:
+    """What the recipe's criterion gives each weight of a matrix, fp32."""
+    stats = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
+    slopes = measured.gradients.get(matrix.name)
+    return decide.score(matrix.name, matrix.weight, *stats, recipe, slopes).float()
+
+
 def figures(before: Tensor, after: Tensor, recipe: Recipe) -> dict[str, float]:
     """The share of a matrix's score that the pattern keeps, in its old order and in its new one."""
     assert recipe.n_of_m is not None
@@ -217,22 +228,11 @@ def spread(places: Tensor, units: Tensor, size: int) -> Tensor:
     return order
 
 
-def find_biases(block: nn.Module, prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """What is added behind a matrix, by the name of its parameter: a bias's name and shape."""
-    shapes = {name: tuple(p.shape) for name, p in block.named_parameters()}
-    found = {}
-    for name in shapes:
-        for bias in (f"{name.removesuffix('.weight')}.bias", f"{name}_bias"):
-            if bias != name and bias in shapes:
-                found[prefix + name] = (prefix + bias, shapes[bias])
-    return found
-
-
 def check_same(probe: Probe, moves: list[Move], outputs: dict[str, Tensor]) -> None:
     """Apply moves to a block, or fail, and leave it as it was, where a product is not what it was
     but for the order of its channels."""
     before, out = probe.run()
-    parameters = {probe.prefix + name: p for name, p in probe.block.named_parameters()}
+    parameters = probe.parameters
     apply_all(parameters, moves)
     try:
         compare_with(probe, before, out, outputs)

@@ -8,7 +8,8 @@ depends on these channels, directly, for in between no product has a say.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,34 @@ class Probe:
         """The hidden states in front of the block."""
         return self.activations.only(range(1)).hidden
 
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The block's, by the names they have in the model."""
+        return {self.prefix + name: p for name, p in self.block.named_parameters()}
+
+    @property
+    def biases(self) -> dict[str, str]:
+        """What is added behind a matrix, by the name of the matrix's parameter."""
+        known = self.parameters
+        places = {
+            name: (f"{name.removesuffix('.weight')}.bias", f"{name}_bias")
+            for name in {matrix.parameter_name for matrix in self.matrices}
+        }
+        return {n: bias for n, both in places.items() for bias in both if bias in known}
+
+    @contextmanager
+    def unbiased(self) -> Iterator[None]:
+        """The block without what is added behind matrices, which moves with their rows."""
+        biases = [self.parameters[name].data for name in self.biases.values()]
+        kept = [bias.clone() for bias in biases]
+        try:
+            for bias in biases:
+                bias.zero_()
+            yield
+        finally:
+            for bias, before in zip(biases, kept, strict=True):
+                bias.copy_(before)
+
     def inputs(
         self,
         other: Mapping[str, Tensor] | None = None,
@@ -99,7 +128,8 @@ class Probe:
                 same = self._draw(name, y, 2)[..., :1].expand(*y.shape[:-1], len(channels))
                 y.index_copy_(-1, channels, same.contiguous())
 
-        found, _ = self.run(replace)
+        with self.unbiased():
+            found, _ = self.run(replace)
         return {name: x.reshape(-1, x.shape[-1]) for name, x in found.given.items()}
 
     def _draw(self, name: str, like: Tensor, which: int = 0) -> Tensor:

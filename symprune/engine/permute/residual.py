@@ -24,9 +24,9 @@ from symprune.engine.permute.inside import (
     compare_with,
     embed_probe,
     figures,
-    find_biases,
     is_near,
     probe_tokens,
+    score_of,
 )
 from symprune.engine.permute.links import kind
 from symprune.engine.permute.moves import Move, apply_all, take_back
@@ -87,7 +87,7 @@ def _rows_skipped(layout: Layout, width: int) -> int:
 
 
 def _needs(recipe: Recipe) -> Needs:
-    """The norms that the recipe's criterion looks at."""
+    """The norms that the recipe's criterion looks at; gradients have no say in this order."""
     asked = recipe.criterion.needs
     inputs = frozenset({SQUARE} if "input_norm" in asked else ())
     outputs = frozenset({SQUARE} if "output_norm" in asked else ())
@@ -112,8 +112,7 @@ def _measure(
 
 def _sample(matrix: Matrix, measured: Collector, recipe: Recipe, every: int) -> Tensor:
     """Some rows of a matrix's scores, so large that every matrix counts as much as another."""
-    stats = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-    score = decide.score(matrix.name, matrix.weight, *stats, recipe).float()[::every]
+    score = score_of(matrix, measured, recipe)[::every]
     whole = score.sum(dtype=torch.float64).clamp(min=torch.finfo(torch.float32).tiny)
     return score * (score.numel() / whole).float()
 
@@ -126,11 +125,11 @@ def residual_figures(
     done = {}
     for matrix in found:
         columns = matrix.parameter.dim() - (2 if matrix.transposed else 1)
-        if residual["axes"].get(matrix.parameter_name) == columns:
-            stats = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-            if stats[0] is not None or "input_norm" not in recipe.criterion.needs:
-                score = decide.score(matrix.name, matrix.weight, *stats, recipe).float()
-                done[matrix.name] = figures(take(score, old), score, recipe)
+        reads = residual["axes"].get(matrix.parameter_name) == columns
+        met = matrix.name in measured.inputs or "input_norm" not in recipe.criterion.needs
+        if reads and met:
+            score = score_of(matrix, measured, recipe)
+            done[matrix.name] = figures(take(score, old), score, recipe)
     return done
 
 
@@ -176,29 +175,10 @@ def _check_block(probe: Probe, width: int) -> tuple[set[str], dict[str, int]]:
     parameters that are ordered with them. Fails where the block does not take these in another
     order."""
     order = _draw_order(width)
-    before, out = probe.run()
-    hidden, expected = _take(probe.hidden, order), _take(out, order)
-    parameters = {probe.prefix + name: p for name, p in probe.block.named_parameters()}
-    axes = _find_others(probe, parameters, width)
-    readers: set[str] = set()
-    writers: set[str] = set()
-
-    def find_role(name: str, x: Tensor, y: Tensor) -> None:
-        """Who is given ordered hidden states reads them; of the others, who gives back as many
-        channels adds to them."""
-        given, made = before.given[name], before.made[name]
-        if x.shape[-1] == width and is_near(x, _take(given, order)):
-            readers.add(kind(name))
-        elif y.shape[-1] == width:
-            writers.add(kind(name))
-            made = _take(made, order)
-        y.copy_(made)
-
-    with _moved(parameters, _moves(axes, order)):
-        _, now = probe.run(find_role, hidden)
-    if not is_near(now, expected):
-        raise _refuse(f"block {probe.index} treats them differently")
-    biases = find_biases(probe.block, probe.prefix)
+    parameters, biases = probe.parameters, probe.biases
+    hidden = _take(probe.hidden, order)
+    axes = _find_others(probe, width)
+    readers, writers = _find_roles(probe, _moves(axes, order), order)
     for matrix in probe.matrices:
         dimensions = matrix.parameter.dim()
         if kind(matrix.name) not in readers | writers:
@@ -207,25 +187,47 @@ def _check_block(probe: Probe, width: int) -> tuple[set[str], dict[str, int]]:
             raise _refuse(f"{matrix.parameter_name} is stacked in a way that is not known")
         axis = int((kind(matrix.name) in readers) != matrix.transposed)
         axes[matrix.parameter_name] = axis + dimensions - 2
-        if kind(matrix.name) in writers and matrix.parameter_name in biases:
-            bias, shape = biases[matrix.parameter_name]
-            axes[bias] = len(shape) - 1
+        bias = biases.get(matrix.parameter_name)
+        if kind(matrix.name) in writers and bias is not None:
+            axes[bias] = parameters[bias].dim() - 1
+    before, out = probe.run()
     written = {n: order for n in before.made if kind(n) in writers}
     with _moved(parameters, _moves(axes, order)):
-        compare_with(probe, before, expected, written, hidden)
+        compare_with(probe, before, _take(out, order), written, hidden)
     return readers, axes
 
 
-def _find_others(
-    probe: Probe, parameters: Mapping[str, nn.Parameter], width: int
-) -> dict[str, int]:
+def _find_roles(probe: Probe, moves: list[Move], order: Tensor) -> tuple[set[str], set[str]]:
+    """The kinds of matrices that read the hidden states, and of those that add to them: who is
+    given what is ordered reads it; of the others, who gives back as many channels adds."""
+    readers: set[str] = set()
+    writers: set[str] = set()
+
+    def find_role(name: str, x: Tensor, y: Tensor) -> None:
+        given, made = before.given[name], before.made[name]
+        if x.shape[-1] == len(order) and is_near(x, _take(given, order)):
+            readers.add(kind(name))
+        elif y.shape[-1] == len(order):
+            writers.add(kind(name))
+            made = _take(made, order)
+        y.copy_(made)
+
+    with probe.unbiased():
+        before, out = probe.run()
+        with _moved(probe.parameters, moves):
+            _, now = probe.run(find_role, _take(probe.hidden, order))
+    if not is_near(now, _take(out, order)):
+        raise _refuse(f"block {probe.index} treats them differently")
+    return readers, writers
+
+
+def _find_others(probe: Probe, width: int) -> dict[str, int]:
     """The axes of a block's norms and routers, and of all else that ends with the width of the
     hidden states and is neither a matrix nor added to what one gives."""
-    known = {matrix.parameter_name for matrix in probe.matrices}
-    known |= {n for m, (n, _) in find_biases(probe.block, probe.prefix).items() if m in known}
+    known = {matrix.parameter_name for matrix in probe.matrices} | set(probe.biases.values())
     return {
         name: parameter.dim() - 1
-        for name, parameter in parameters.items()
+        for name, parameter in probe.parameters.items()
         if name not in known and parameter.dim() and parameter.shape[-1] == width
     }
 

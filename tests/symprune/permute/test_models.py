@@ -131,6 +131,7 @@ def test_the_retained_score_that_is_reported_is_that_of_the_mask() -> None:
         {"method": "magnitude"},
         {"method": "stochria"},
         {"method": "symwanda"},
+        {"method": "wanda-plus-plus"},
         {"refine": "swap"},
         {"refine": {"name": "r2-dsnot", "layers": "all"}, "token_limit": 2},
         {"update": {"name": "lsq", "rounds": 2}},
@@ -189,9 +190,7 @@ def test_sixteen_bits_are_permuted_as_well() -> None:
 def test_blocks_of_another_kind_are_left_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen3-Next's attention is linear in some blocks, where no value stands for itself."""
     model = model_of("qwen3-next")
-    with pytest.raises(
-        SympruneError, match="first block has no values of heads .* leave heads out"
-    ):
+    with pytest.raises(SympruneError, match="The first block has no values of heads whose order"):
         permute(model, "mlp,heads")
     figures = permute(model, "mlp")
     assert figures and all("attn" not in name for name in figures)
@@ -207,7 +206,7 @@ def test_channels_that_pass_a_norm_have_their_order() -> None:
     model = families.model()
     for layer in model.model.layers:
         layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, nn.LayerNorm(48))
-    with pytest.raises(SympruneError, match="first block has no hidden channels .* leave mlp out"):
+    with pytest.raises(SympruneError, match="The first block has no hidden channels whose order"):
         symprune.prune(model, families.tokens(), INSIDE)
 
 
@@ -231,7 +230,7 @@ def test_blocks_that_leave_something_for_others_are_refused(family: str) -> None
 
 def test_a_part_that_sees_is_not_left_behind() -> None:
     model = families.looking("llava")
-    with pytest.raises(SympruneError, match="parts besides its blocks .* leave residual out"):
+    with pytest.raises(SympruneError, match="it has parts besides its blocks"):
         permute(model, "residual")
     assert permute(model, "mlp,heads")
 
@@ -252,7 +251,7 @@ def test_a_wrong_idea_of_a_block_is_noticed_and_taken_back(
 
     monkeypatch.setattr(inside, "find_links", all_alike)
     model = families.model("opt")
-    with pytest.raises(SympruneError, match="out_proj.weight computes something else when"):
+    with pytest.raises(SympruneError, match="computes something else when channels change"):
         symprune.prune(model, families.tokens(), INSIDE)
     before = dict(families.model("opt").named_parameters())
     for name, parameter in model.named_parameters():

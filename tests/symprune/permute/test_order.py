@@ -124,7 +124,7 @@ def test_parts_are_given_as_a_list_or_with_commas() -> None:
     assert choose_parts(None) == ()
     assert choose_parts("heads, mlp") == choose_parts(["mlp", "heads", "mlp"]) == ("mlp", "heads")
     assert choose_parts("all") == ("mlp", "heads", "residual")
-    with pytest.raises(SympruneError, match="permute must be one of .*, not 'attention'"):
+    with pytest.raises(SympruneError, match="permute must be one of mlp, heads"):
         choose_parts("attention")
     with pytest.raises(SympruneError, match="permute is a list of mlp, heads, residual, not 3"):
         choose_parts(3)  # type: ignore[arg-type]
