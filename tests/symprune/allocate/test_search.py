@@ -161,7 +161,7 @@ def test_where_equal_shares_are_best_they_are_chosen_and_nothing_else_changes() 
     tried, plain = half_empty(), half_empty()
     report, without = prune(tried, recipe), prune(plain, recipe.with_changes(allocate=None))
     found = report.allocation
-    assert found is not None and found["chosen"] == UNIFORM and len(found["divergence"]) > 9
+    assert found is not None and found["chosen"] == UNIFORM and len(found["divergence"]) > 6
     assert found["divergence"][UNIFORM] == 0 < min(list(found["divergence"].values())[1:])
     assert report.layers == without.layers
     for mine, theirs in zip(tried.parameters(), plain.parameters(), strict=True):
