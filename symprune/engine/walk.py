@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from symprune import masks
 from symprune.engine import decide, forward
-from symprune.engine.allocation import Division, divide_budget
+from symprune.engine.allocation.divide import Division, divide_budget
 from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector
 from symprune.engine.forward import Watch

@@ -17,7 +17,8 @@ from symprune.allocate.budget import Layer
 from symprune.allocate.by_error import by_error, sum_lowest
 from symprune.allocate.lsa import half_error, lsa
 from symprune.allocate.owl import owl
-from symprune.engine import allocation, reduce
+from symprune.engine import reduce
+from symprune.engine.allocation import divide
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.stats import Needs
@@ -209,7 +210,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    for module in (allocation, reduce):
+    for module in (divide, reduce):
         monkeypatch.setattr(module, "collect", watched)
     return asked
 

@@ -19,11 +19,11 @@ from symprune.allocate.budget import Layer
 from symprune.allocate.search import UNIFORM, candidates, choose
 from symprune.calibration import held_out_tokens
 from symprune.engine import forward
-from symprune.engine.allocation import divide_budget
+from symprune.engine.allocation.divide import divide_budget
+from symprune.engine.allocation.trial import Trial
 from symprune.engine.blocks import Blocks
 from symprune.engine.report import Report
 from symprune.engine.tokens import take_windows
-from symprune.engine.trial import Trial
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.machine import memory
