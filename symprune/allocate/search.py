@@ -1,5 +1,5 @@
 """How much each layer gives, by trial: a few candidates, and which of them a pruned model is best
-with. The trial itself, which runs the model, is `engine.trial`."""
+with. The trial itself, which runs the model, is `engine.allocation.trial`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.engine import decide, forward
-from symprune.engine.allocation import Division, divide_budget
+from symprune.engine.allocation.divide import Division, divide_budget
 from symprune.engine.blocks import Blocks
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head

@@ -19,11 +19,11 @@ from symprune.allocate.budget import Layer
 from symprune.allocate.search import UNIFORM, candidates, choose
 from symprune.calibration import held_out_tokens
 from symprune.engine import forward
-from symprune.engine.allocation import divide_budget
+from symprune.engine.allocation.divide import divide_budget
+from symprune.engine.allocation.trial import Trial
 from symprune.engine.blocks import Blocks
 from symprune.engine.report import Report
 from symprune.engine.text.tokens import take_windows
-from symprune.engine.trial import Trial
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.machine import memory
@@ -161,7 +161,7 @@ def test_where_equal_shares_are_best_they_are_chosen_and_nothing_else_changes() 
     tried, plain = half_empty(), half_empty()
     report, without = prune(tried, recipe), prune(plain, recipe.with_changes(allocate=None))
     found = report.allocation
-    assert found is not None and found["chosen"] == UNIFORM and len(found["divergence"]) > 9
+    assert found is not None and found["chosen"] == UNIFORM and len(found["divergence"]) > 6
     assert found["divergence"][UNIFORM] == 0 < min(list(found["divergence"].values())[1:])
     assert report.layers == without.layers
     for mine, theirs in zip(tried.parameters(), plain.parameters(), strict=True):

@@ -51,6 +51,9 @@ STEPS: dict[str, dict[str, Any]] = {
     "values alone": {"values": "int8", "sparsity": 0, "values_head": "int8"},
     "owl": {"allocate": "owl"},
     "error": {"allocate": "error"},
+    "lsa": {"allocate": "lsa"},
+    "atp": {"allocate": "atp"},
+    "search": {"allocate": {"name": "search", "windows": 2}},
     "token limit": {"token_limit": 2.0},
 }
 FROM_MASKS = (

@@ -16,12 +16,12 @@ from symprune.allocate.atp import ATP
 from symprune.allocate.budget import Layer
 from symprune.allocate.search import UNIFORM, Search, candidates, choose
 from symprune.engine import decide
+from symprune.engine.allocation.trial import Trial
 from symprune.engine.blocks import Blocks
 from symprune.engine.collect import collect
 from symprune.engine.forward import Watch
 from symprune.engine.reduce import reduce
 from symprune.engine.report import Report
-from symprune.engine.trial import Trial
 from symprune.models.layout import Layout
 from symprune.models.matrices import Matrix
 from symprune.recipe import Recipe
