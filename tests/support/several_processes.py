@@ -24,6 +24,7 @@ WAYS: dict[str, tuple[Recipe, str]] = {
     "sparsegpt": (Recipe("wanda", update="sparsegpt"), "auto"),
     "admm": (Recipe("wanda", update="admm"), "auto"),
     "wanda-plus-plus": (Recipe("wanda-plus-plus"), "auto"),
+    "permuted": (Recipe("wanda", pattern="2:4", permute="all", update="lsq"), "auto"),
     "int4": (Recipe("wanda", values="int4"), "cpu"),
     "limited": (Recipe("wanda", update="lsq", token_limit=2.0), "auto"),
     "dense inputs": (Recipe("wanda", update="lsq", inputs="dense"), "auto"),
