@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from symprune.engine.blocks import Pass
-from symprune.engine.collect import Beside, Collector, Take, collect, look_at_inputs
+from symprune.engine.collect import Beside, Collector, Take, collect, look
 from symprune.engine.forward import Activations, Tick
 from symprune.errors import SympruneError
 from symprune.gram import memory_of
@@ -74,7 +74,7 @@ def check_gram_memory(
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much.
     Those of a group are there at a time."""
     found = [matrix for group in groups for matrix in group]
-    inputs = look_at_inputs(activations, index, block, found)
+    inputs = look(activations, index, block, found).inputs
     widths = [_widths(group, inputs) for group in groups]
     needed = max(sum(memory_of(width, drift) for width in each) for each in widths)
     needed *= 1 if held_out is None else 2
