@@ -48,9 +48,9 @@ class Collector(TorchFunctionMode):
 
     Matrices that are given the same tensor (q/k/v, gate/up) share one object. `choosing` are the
     matrices whose output decided what is computed next, `unknown` the parameters that stood in a
-    product and are none of the matrices. `gradients` are measured elsewhere, in a pass of their
-    own. only: the names of those to measure, if not all; then a pass that is told to stop ends when
-    it has met each of them.
+    product and are none of the matrices, `repeated` the matrices met twice in a pass. `gradients`
+    are measured elsewhere, in a pass of their own. only: the names of those to measure, if not all;
+    then a pass that is told to stop ends when it has met each of them.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Collector(TorchFunctionMode):
         self.gradients: dict[str, ChannelStats] = {}
         self.choosing: set[str] = set()
         self.unknown: set[str] = set()
+        self.repeated: set[str] = set()
         self.separable = True  # whether samples that pass together can be told apart everywhere
         self._others = _other_factors(block, matrices) if block is not None else {}
         self._gram_scales: Mapping[str, Tensor | None] | None = gram_scales
@@ -90,7 +91,7 @@ class Collector(TorchFunctionMode):
     def may_stop(self) -> bool:
         """Whether a pass that has met everything once has met it for the last time; asked after a
         whole one."""
-        return self.only is not None and max(self._met.values(), default=2) == 1
+        return bool(self.only) and bool(self._met) and not self.repeated
 
     def agree_on_scales(self) -> None:
         """What Gram matrices are rounded by is the very first sample's, in every process; where
@@ -169,6 +170,8 @@ class Collector(TorchFunctionMode):
         if self.only is not None and matrix.name not in self.only:
             return
         self._met[matrix.name] += 1
+        if self._met[matrix.name] > 1:
+            self.repeated.add(matrix.name)
         if self.needs.inputs:
             stats = self.inputs.get(matrix.name)
             if stats is None:
@@ -177,9 +180,7 @@ class Collector(TorchFunctionMode):
                     stats = self._new_inputs(matrix.name, x)
                 self.inputs[matrix.name] = stats
             if all(s is not stats or tensor is not x for tensor, s in self._fed):
-                # Of a matrix that is met again nobody knows which input goes with which.
-                dense = self.beside.get(matrix.name) if self._met[matrix.name] == 1 else None
-                stats.add(*self._limit(x, dense))
+                stats.add(*self._limit(x, self.beside.get(matrix.name)))
                 self._fed.append((x, stats))
         if self.needs.outputs:
             if matrix.name not in self.outputs:
@@ -290,10 +291,10 @@ def _one_by_one(samples: range) -> Iterator[range]:
     return (range(sample, sample + 1) for sample in samples)
 
 
-def look_at_inputs(
+def look(
     activations: Activations, index: int, block: nn.Module, matrices: list[Matrix]
-) -> dict[str, ChannelStats]:
-    """What one sample shows of the inputs a block's matrices are given, in the order they are: the
-    same object for matrices that share one."""
+) -> Collector:
+    """What one sample shows of a block: the inputs its matrices are given are in the order they
+    are, the same object for matrices that share one."""
     inputs = Needs(frozenset({SQUARE}))
-    return collect(activations, index, block, matrices, inputs, samples=range(1)).inputs
+    return collect(activations, index, block, matrices, inputs, samples=range(1))

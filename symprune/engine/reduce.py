@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from symprune.engine.blocks import Pass
-from symprune.engine.collect import Beside, Collector, Take, collect, look_at_inputs
+from symprune.engine.collect import Beside, Collector, Take, collect, look
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.gradients import regional_gradients
 from symprune.errors import SympruneError
@@ -50,8 +50,9 @@ def measure(
     if needs.gradients:
         measured.gradients = regional_gradients(*settings, range(calibrating), tick)
     reduce(measured)
-    for samples in activations.batches(range(calibrating, watching)) if take else ():
-        take(samples, activations.run(index, block, samples))
+    if take is not None:
+        for samples in activations.batches(range(calibrating, watching)):
+            take(samples, activations.run(index, block, samples))
     if held_out is None or not (needs.gram or take):
         return measured, Collector()
     others = range(watching, len(activations))
@@ -82,7 +83,7 @@ def check_gram_memory(
     """What the Gram matrices of a block will take, as a sentence; an error when it is too much.
     Those of a group are there at a time."""
     found = [matrix for group in groups for matrix in group]
-    inputs = look_at_inputs(activations, index, block, found)
+    inputs = look(activations, index, block, found).inputs
     widths = [_widths(group, inputs) for group in groups]
     needed = max(sum(memory_of(width, drift) for width in each) for each in widths)
     needed *= 1 if held_out is None else 2

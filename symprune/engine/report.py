@@ -149,7 +149,8 @@ def fitted_to(layers: list[LayerReport], targets: str) -> list[str]:
     for layer in fitted:
         if SHARE not in layer.figures:
             few = layer.tokens < TOKENS_A_CHANNEL * layer.columns
-            why = f"fewer than {TOKENS_A_CHANNEL} tokens a channel" if few else "experts"
+            why = "experts, or several in a block"
+            why = f"fewer than {TOKENS_A_CHANNEL} tokens a channel" if few else why
         elif not layer.figures[SHARE]:
             why = "the error on held-out tokens would not fall"
         else:

@@ -18,7 +18,7 @@ from symprune.engine.permute.inside import Ordered
 from symprune.engine.reconstruct import add_figures
 from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import Report
-from symprune.engine.visit.dense_side import DenseSide, compared
+from symprune.engine.visit.dense_side import DenseSide, comparable
 from symprune.engine.visit.groups import describe_cost, find_groups
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.engine.visit.streams import Streams
@@ -64,10 +64,12 @@ class Visit:
         or before any does where nothing is compared with the dense model, that model's hidden
         states pass it."""
         pruned, streams, recipe = PrunedBlock(), self.streams, self.plan.recipe
-        groups, side, layers = self._groups(index, block, found), None, self.report.layers
+        (groups, repeated), side = self._groups(index, block, found), None
+        layers = self.report.layers
         if recipe.targets != OWN and streams.dense is not None:
             prefix = f"{self.blocks.layout.prefix}.{index}."
-            side = DenseSide(streams.dense, index, block, found, prefix)
+            compared = comparable(found, repeated, self.plan.tokens)
+            side = DenseSide(streams.dense, index, block, found, prefix, compared)
         leaving = groups[0] if side is None else groups[-1]
         for group in groups:
             measured, watched = self._measure(index, block, found, group, side)
@@ -95,14 +97,17 @@ class Visit:
         with self._time("permute"):
             return self.plan.orders.order(index, block, found, measured, watched)
 
-    def _groups(self, index: int, block: nn.Module, found: list[Matrix]) -> list[list[Matrix]]:
-        """What is measured together; what a run that begins takes is said."""
-        plan, source, groups = self.plan, self._source, [found]
+    def _groups(
+        self, index: int, block: nn.Module, found: list[Matrix]
+    ) -> tuple[list[list[Matrix]], frozenset[str]]:
+        """What is measured together, and what is used twice; what a run that begins takes is
+        said."""
+        plan, source, groups, repeated = self.plan, self._source, [found], frozenset[str]()
         if source is None or not plan.needs:
-            return groups
+            return groups, repeated
         with self._time("collect"):
             if plan.recipe.by_groups:
-                groups = find_groups(source, index, block, found)
+                groups, repeated = find_groups(source, index, block, found)
             if index == self.first and plan.recipe.by_groups:
                 self.tell(describe_cost(len(groups), plan.recipe.targets))
             if index == self.first and plan.needs.gram:
@@ -110,7 +115,7 @@ class Visit:
                 self.tell(check_gram_memory(source, index, block, groups, *settings))
             if index == self.first and plan.needs.gradients:
                 self.tell(gradients.check_memory(found, block))
-        return groups
+        return groups, repeated
 
     @property
     def _source(self) -> Activations | None:
@@ -134,9 +139,7 @@ class Visit:
         if source is None or not (plan.needs or take):
             return Collector(), Collector()
         only = frozenset(matrix.name for matrix in group) if plan.recipe.by_groups else None
-        beside = None
-        if side is not None and only is not None:
-            beside = side.inputs_of(compared(found, plan.tokens) & only)
+        beside = None if side is None else side.inputs_of(group)
         with self._time("collect"):
             return measure(
                 source, index, block, found, plan.needs, plan.held_out, plan.gram_device,

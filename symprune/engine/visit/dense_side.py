@@ -34,13 +34,15 @@ class _Inputs(Collector):
 @dataclass
 class DenseSide:
     """Of one block: the dense model's hidden states in front of it, the block, its matrices and the
-    beginning of their names. What is pruned of it is kept here as it was."""
+    beginning of their names. What is pruned of it is kept here as it was. compared: the names of
+    the matrices whose inputs can be held against the dense model's."""
 
     states: Activations
     index: int
     block: nn.Module
     matrices: list[Matrix]
     prefix: str
+    compared: frozenset[str] = frozenset()
     _kept: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def keep(self, group: list[Matrix]) -> None:
@@ -55,8 +57,9 @@ class DenseSide:
         """What stands in the place of pruned weights, by the names these have in the block."""
         return {name.removeprefix(self.prefix): kept for name, kept in self._kept.items()} or None
 
-    def inputs_of(self, names: frozenset[str]) -> Beside | None:
-        """What the dense model gives to these matrices."""
+    def inputs_of(self, group: list[Matrix]) -> Beside | None:
+        """What the dense model gives to these matrices; None where nothing can be compared."""
+        names = frozenset(matrix.name for matrix in group) & self.compared
         if not names:
             return None
         matrices = [
@@ -73,14 +76,15 @@ class DenseSide:
         return run
 
 
-def compared(found: list[Matrix], tokens: int) -> frozenset[str]:
-    """The matrices of a block that the dense model gives the same tokens to, and of which there are
-    enough. Its router may send other tokens to an expert."""
+def comparable(found: list[Matrix], repeated: frozenset[str], tokens: int) -> frozenset[str]:
+    """The matrices of a block that the dense model gives the same tokens to, once, and of which
+    there are enough. Its router may send other tokens to an expert."""
     kinds = Counter(matrix.kind for matrix in found)
     return frozenset(
         matrix.name
         for matrix in found
         if matrix.piece is None
         and kinds[matrix.kind] == 1
+        and matrix.name not in repeated
         and tokens >= TOKENS_A_CHANNEL * matrix.weight.shape[1]
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from symprune.engine.collect import look_at_inputs
+from symprune.engine.collect import look
 from symprune.engine.forward import Activations
 from symprune.machine import distributed
 from symprune.models.matrices import Matrix
@@ -19,15 +19,16 @@ from symprune.update.targets import OWN
 
 def find_groups(
     activations: Activations, index: int, block: nn.Module, found: list[Matrix]
-) -> list[list[Matrix]]:
-    """The groups of a block, the same in all processes."""
-    inputs = look_at_inputs(activations, index, block, found)
-    group_of = distributed.agree(order_kinds(found, inputs))
+) -> tuple[list[list[Matrix]], frozenset[str]]:
+    """The groups of a block, the same in all processes, and the matrices that it multiplies with
+    more than once."""
+    seen = look(activations, index, block, found)
+    group_of, repeated = distributed.agree((order_kinds(found, seen.inputs), seen.repeated))
     last = max(group_of.values(), default=0)
     groups: dict[int, list[Matrix]] = {}
     for matrix in found:  # what the sample did not come by may still be met by others
         groups.setdefault(group_of.get(matrix.kind, last), []).append(matrix)
-    return [groups[number] for number in sorted(groups)]
+    return [groups[number] for number in sorted(groups)], frozenset(repeated)
 
 
 def order_kinds(found: list[Matrix], inputs: Mapping[str, object]) -> dict[str, int]:

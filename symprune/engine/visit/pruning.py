@@ -165,13 +165,12 @@ def _describe(
 ) -> LayerReport:
     """What became of a matrix; how much of it was removed is counted later."""
     inputs, outputs = measured.inputs.get(matrix.name), measured.outputs.get(matrix.name)
-    tokens = (inputs or outputs or ChannelStats(0)).tokens
+    tokens, (rows, columns) = (inputs or outputs or ChannelStats(0)).tokens, matrix.weight.shape
     if dense and decision.values is not None:
         dense += ", values rounded to the nearest"
     return LayerReport(
-        matrix.name, matrix.kind, matrix.part, *matrix.weight.shape, 0, tokens,
-        decision.figures, dense,
-    )  # fmt: skip
+        matrix.name, matrix.kind, matrix.part, rows, columns, 0, tokens, decision.figures, dense
+    )
 
 
 def reason_to_stay_dense(matrix: Matrix, measured: Collector, plan: WalkPlan) -> str:

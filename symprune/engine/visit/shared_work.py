@@ -79,8 +79,8 @@ def _tensors(decision: Decision) -> dict[str, Tensor]:
         "keep": decision.keep,
         "weight": decision.weight,
         "unrounded": decision.unrounded,
-        "codes": values and values.codes,
-        "scales": values and values.scales,
+        "codes": None if values is None else values.codes,
+        "scales": None if values is None else values.scales,
     }
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 

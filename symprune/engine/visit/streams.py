@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from symprune.engine.blocks import Blocks
+from symprune.engine.blocks import Blocks, Pass
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.reconstruct import Reconstruction
 from symprune.engine.reduce import pass_as_measured
@@ -32,7 +32,7 @@ class Streams:
         recipe, made = plan.recipe, cls()
         if not plan.needs and recipe.reconstruction is None:
             return blocks.begin(None, report, tick)[0], made
-        pass_by = Activations.advance
+        pass_by: Pass = Activations.advance
         if recipe.inputs == "dense":
             pass_by = pass_as_measured(blocks.layout, plan.held_out, plan.written)
         if recipe.follows_pruned:

@@ -217,7 +217,7 @@ def test_groups_are_found_in_the_order_data_flows(family: str) -> None:
     layout = find_layout(model)
     with forward.ready(model):
         activations = forward.embed(layout, families.tokens(1))
-        groups = find_groups(activations, 0, layout.blocks[0], layout.matrices(0))
+        groups, _ = find_groups(activations, 0, layout.blocks[0], layout.matrices(0))
     kinds = [list(dict.fromkeys(m.kind.split(".")[-1] for m in group)) for group in groups]
     assert kinds == GROUPS[family]
     assert sum(map(len, groups)) == len(layout.matrices(0))
@@ -299,7 +299,7 @@ def test_the_report_has_the_order_of_the_model_whatever_the_groups() -> None:
     ).notes)  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "gpt-oss", "gemma4", "zamba2"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "gemma4", "zamba2"])
 def test_every_family_goes_group_by_group(family: str) -> None:
     recipe = Recipe(method="wanda", update="lsq", sequential=True)
     report = prune(families.model(family), recipe)
@@ -324,7 +324,7 @@ def test_what_cannot_be_combined_is_one_sentence() -> None:
 
 
 def test_work_is_divided_so_that_nobody_waits_long() -> None:
-    assert shared_work.divide([5, 1, 1, 3, 4], 2) == [0, 1, 0, 1, 1]
+    assert shared_work.divide([5, 1, 1, 3, 4], 2) == [0, 0, 0, 1, 1]
     assert shared_work.divide([1, 1, 1], 5) == [0, 1, 2]
     assert shared_work.divide([], 2) == []
 
@@ -360,14 +360,15 @@ def test_the_dense_side_of_a_block_is_dense_while_the_block_is_pruned(family: st
     with forward.ready(model):
         activations, block = forward.embed(layout, tokens), layout.blocks[0]
         found = layout.matrices(0)
-        groups = find_groups(activations, 0, block, found)
-        side = DenseSide(activations, 0, block, found, f"{layout.prefix}.0.")
+        groups, _ = find_groups(activations, 0, block, found)
+        name = groups[1][0].name
+        prefix = f"{layout.prefix}.0."
+        side = DenseSide(activations, 0, block, found, prefix, frozenset({name}))
         for group in groups[:2]:
             side.keep(group)
             for matrix in group:
                 matrix.weight.zero_()
-        name = groups[1][0].name
-        beside = side.inputs_of(frozenset({name}))
+        beside = side.inputs_of(groups[1])
         assert beside is not None
         given = beside(range(1, 2))[name]
     seen: list[torch.Tensor] = []
@@ -376,4 +377,4 @@ def test_the_dense_side_of_a_block_is_dense_while_the_block_is_pruned(family: st
     with torch.no_grad():
         dense(input_ids=tokens[1:], use_cache=False)
     assert torch.equal(given.reshape(seen[0].shape), seen[0])
-    assert side.inputs_of(frozenset()) is None
+    assert side.inputs_of(groups[0]) is None
