@@ -8,7 +8,6 @@ from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, VOTES
 from symprune.fed.pruning.noise import Privacy
 from symprune.recipe import Recipe
-from symprune.update.targets import OWN
 from symprune.validation import check_choice
 
 
@@ -48,7 +47,7 @@ def check_recipe(
             "it, then train the weights by symprune refine --masks FOLDER --refine none "
             "--reconstruct."
         )
-    if recipe.sequential or recipe.targets != OWN:
+    if recipe.by_groups:
         raise SympruneError(
             "--sequential and --targets measure a block several times; clients of federated "
             "pruning send its statistics at once, so leave them out."

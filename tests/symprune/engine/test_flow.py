@@ -341,8 +341,8 @@ def test_what_is_measured_on_is_in_the_recipe_and_its_description(tmp_path: Path
     ("change", "sentence"),
     [
         ({"inputs": "dense"}, "--inputs dense measures the dense model"),
-        ({"sequential": True}, "--sequential measures a block several times"),
-        ({"targets": "mixed", "update": "lsq"}, "--update lsq changes weights"),
+        ({"sequential": True}, "--sequential and --targets measure a block"),
+        ({"targets": "mixed", "update": "lsq"}, "--sequential and --targets measure a block"),
     ],
 )
 def test_federated_pruning_says_what_it_does_not_measure(
