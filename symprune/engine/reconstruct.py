@@ -35,7 +35,7 @@ def check_processes(recipe: Recipe) -> None:
     """Fail where several processes would have to agree on every step."""
     if recipe.reconstruction is not None and distributed.size() > 1:
         raise SympruneError(
-            "Reconstruction trains in one process: start one, or leave out --reconstruct."
+            "Reconstruction trains in one process: start one, or pass --reconstruct none."
         )
 
 
@@ -191,7 +191,7 @@ class Reconstruction:
         if needed > free:
             raise SympruneError(
                 f"Training a block needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
-                "leave out --reconstruct, or lower --seqlen."
+                "pass --reconstruct none, or lower --seqlen."
             )
         return (
             f"Reconstruction: {weights_size / 1e6:,.0f} MB for a block's weights in training, "

@@ -75,7 +75,7 @@ def _continue(model: Any, begun: Tensor, missing: int) -> Tensor:
 def check_can_write(model: Any) -> None:
     """Fail before any work where the model cannot write."""
     if not getattr(model, "can_generate", lambda: False)():
-        raise SympruneError(f"{type(model).__name__} cannot write text: leave out --self-samples.")
+        raise SympruneError(f"{type(model).__name__} cannot write text: pass --self-samples 0.")
 
 
 def check_room(size: int, device: torch.device) -> None:
@@ -84,5 +84,5 @@ def check_room(size: int, device: torch.device) -> None:
     if size > free:
         raise SympruneError(
             f"To write text the model must be in memory as a whole: {size / 1e9:.1f} GB, "
-            f"{free / 1e9:.1f} GB are free; leave out --self-samples."
+            f"{free / 1e9:.1f} GB are free; pass --self-samples 0."
         )

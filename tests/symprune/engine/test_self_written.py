@@ -150,7 +150,7 @@ def test_cells_of_a_sweep_have_their_own_windows(tmp_path: Path) -> None:
 def test_a_model_that_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = families.model()
     monkeypatch.setattr(type(model), "can_generate", lambda _: False)
-    with pytest.raises(SympruneError, match="cannot write text: leave out --self-samples"):
+    with pytest.raises(SympruneError, match="cannot write text: pass --self-samples 0"):
         symprune.prune(model, families.tokenizer(), RECIPE)
 
 
