@@ -7,7 +7,7 @@ runs alone: that is the path a deployment takes, and it gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
 from symprune.fed.randomness import check_seed
@@ -37,10 +38,17 @@ class Result:
     client: State
     ledger: Ledger
     history: list[Record]
+    layout: FlatLayout
 
     @property
     def model(self) -> Tensor:
-        return self.algorithm.model(self.server)
+        """The shared model, all its weights: those that masks prune are zero."""
+        return self.layout.scatter(self.algorithm.model(self.server))
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The same by the names of its tensors, as `load_state_dict` wants them."""
+        return self.layout.split(self.model)
 
     def series(self, name: str) -> list[float]:
         return [record[name] for record in self.history if name in record]
@@ -61,6 +69,7 @@ def simulate(
     *,
     seed: int = 0,
     x0: Tensor | None = None,
+    masks: Mapping[str, Tensor] | None = None,
     evaluate_every: int = 1,
     optimum: Tensor | None = None,
     clients_at_once: int | None = None,
@@ -74,17 +83,21 @@ def simulate(
     """Run `rounds` turns and return the last states, the ledger and the history.
 
     seed: of everything random, the start as well unless x0 is given. x0: the model to start from.
-    evaluate_every: turns between two records of the history. optimum: x*, adds the objective gap
-    and the distance to it. clients_at_once: size of the stacks that clients are computed in; by
-    default the whole cohort. wire: send every message through its bytes. checkpoint: a file from
-    which the run goes on if it exists, bit for bit, and to which it is saved. checkpoint_every:
-    turns between two saves. progress: show a bar. threads: for torch; with more than one the bits
-    may depend on the machine. stop: called with every record, ends the run when it returns True."""
+    masks: a `MaskSet`, or names and boolean tensors; what they prune is zero from the start on, is
+    not trained and not sent. evaluate_every: turns between two records of the history. optimum: x*,
+    adds the objective gap and the distance to it. clients_at_once: size of the stacks that clients
+    are computed in; by default the whole cohort. wire: send every message through its bytes.
+    checkpoint: a file from which the run goes on if it exists, bit for bit, and to which it is
+    saved. checkpoint_every: turns between two saves. progress: show a bar. threads: for torch; with
+    more than one the bits may depend on the machine. stop: called with every record, ends the run
+    when it returns True."""
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
     if clients_at_once is not None and clients_at_once < 1:
         raise SympruneError(f"clients_at_once must be above 0, not {clients_at_once}.")
     check_seed(seed)
+    problem = problem if masks is None else problem.masked(masks)
+    optimum = None if optimum is None else problem.layout.gather(optimum)
     with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
         algorithm = algorithm.prepare(problem.constants())
         engine = _Engine(algorithm, problem, clients_at_once, wire)
@@ -112,14 +125,14 @@ def simulate(
                 disk.save(checkpoint, state)
             if last:
                 break
-        return Result(algorithm, state.server, state.client, ledger, state.history)
+        return Result(algorithm, state.server, state.client, ledger, state.history, problem.layout)
 
 
 def _begin(
     algorithm: Algorithm, problem: Problem, seed: int, x0: Tensor | None, checkpoint: Path | None
 ) -> disk.Snapshot:
     """The state a run starts from: the checkpoint's if there is one, else the algorithm's."""
-    x0 = problem.initial(seed) if x0 is None else x0.to(problem.dtype)
+    x0 = problem.initial(seed) if x0 is None else problem.layout.gather(x0.to(problem.dtype))
     if x0.shape != (problem.dimension,):
         raise SympruneError(
             f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} parameters."

@@ -73,6 +73,7 @@ FED_MAY_IMPORT = {
     },
 }  # fmt: skip
 FED_USES = {
+    "problems": {"maskset", *TENSORS},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},
 }

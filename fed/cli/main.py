@@ -49,6 +49,9 @@ def run(
     mask_score: Annotated[
         str | None, typer.Option(help="What picks a client's mask: ria, wanda, symwanda, ...")
     ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="File of masks: what they prune stays zero.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
     ] = None,
@@ -96,6 +99,7 @@ def run(
         dtype=dtype,
         seed=seed,
         client_test_share=client_test_share,
+        masks=masks,
     )
     result = simulate(
         chosen,
@@ -227,6 +231,5 @@ def _write(folder: Path, result: Result, problem: Problem) -> None:
         "history": result.history,
     }
     durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
-    parts = problem.layout.split(result.model)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+    tensors = {name: part.contiguous().clone() for name, part in result.parameters.items()}
     durable.write_tensors(folder / MODEL, tensors)
