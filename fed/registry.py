@@ -44,6 +44,8 @@ def build(name: str, **options: Any) -> Algorithm:
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
+    fixed = "layout" not in options  # which is not in words a user could write
+    check(fixed, f"{name} takes layout from the problem, it cannot be chosen.")
     cast = {o: cast_option(name, o, _kind(known_options[o]), v) for o, v in options.items()}
     for option in POSITIVE & cast.keys():
         value = cast[option]
