@@ -31,6 +31,7 @@ __all__ = [  # with the words of a message, which are the wire's
     "State",
     "Turn",
     "check",
+    "check_options",
     "filled",
     "given",
     "kept",
@@ -40,6 +41,8 @@ __all__ = [  # with the words of a message, which are the wire's
 
 T = TypeVar("T")
 State = dict[str, Tensor]
+POSITIVE = {"batch", "search_batch", "clip"}
+"""Options that mean the same wherever they are."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,14 @@ def check(condition: bool, sentence: str) -> None:
     """Raise the sentence as a SympruneError unless the condition holds."""
     if not condition:
         raise SympruneError(sentence)
+
+
+def check_options(algorithm: Algorithm) -> None:
+    """Refuse values of the options that mean the same in every algorithm."""
+    for option in POSITIVE & {f.name for f in fields(algorithm)}:
+        value = getattr(algorithm, option)
+        sentence = f"{algorithm.name}: {option} = {value} must be positive."
+        check(value is None or value > 0, sentence)
 
 
 def kept(sparsity: float, d: int) -> int:

@@ -80,8 +80,20 @@ def deploy(
         console.say(f"App, keys and settings are in {deployment.folder}.")
         return
     follow(deployment, f"of {rounds} rounds")
-    console.out.print(_table(json.loads(deployment.result.read_text())))
+    content = json.loads(deployment.result.read_text())
+    console.out.print(_table(content))
     console.say(f"Model, history and logs are in {deployment.folder}.")
+    warn_of_loss(content["history"])
+
+
+def warn_of_loss(history: list[dict[str, Any]]) -> None:
+    """Say that the loss ended above its start; far above, it is an error."""
+    from symprune.fed.simulate import check_not_diverged, ended_above_start
+
+    check_not_diverged(history)
+    sentence = ended_above_start(history)
+    if sentence is not None:
+        console.err.print(f"Warning: {sentence}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:

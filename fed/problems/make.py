@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.problems.checks import check_problem
 from symprune.fed.problems.datasets import Dataset, check_data, load
 from symprune.fed.problems.losses import (
     Linear,
@@ -81,12 +82,12 @@ def make_problem(
                 "Linear regression with weighting sum is solved by its normal equations, without "
                 "a nonconvex term and without clients' own tests."
             )
-        return _with_masks(normal_equations(parts, l2, test, name), masks)
+        return _finished(normal_equations(parts, l2, test, name), masks)
     own_test = None
     if client_test_share:
         parts, own_test = _hold_out(parts, client_test_share, seed)
     rows = stack_rows(parts, weighting)
-    return _with_masks(Problem(loss, rows, l2, nonconvex, test, own_test, name=name), masks)
+    return _finished(Problem(loss, rows, l2, nonconvex, test, own_test, name=name), masks)
 
 
 def check_specs(data: str, model: str | None, split: str) -> None:
@@ -131,7 +132,8 @@ def make_loss(model: str, data: Dataset) -> Loss:
     return Module(make, squared_error, "regression")
 
 
-def _with_masks(problem: Problem, masks: Mapping[str, Tensor] | None) -> Problem:
+def _finished(problem: Problem, masks: Mapping[str, Tensor] | None) -> Problem:
+    check_problem(problem)
     return problem if masks is None else problem.masked(masks)
 
 
