@@ -55,9 +55,11 @@ FED_MAY_IMPORT = {
     "registry": {"protocol"},
     "wire": {"randomness"},
     "compressors": {"randomness", "wire"},
+    "participation": {"compressors", "randomness"},
     "snapshot": {"protocol"},
     "algorithms": {
-        "compressors", "privacy", "problems", "protocol", "randomness", "registry", "wire",
+        "compressors", "participation", "privacy", "problems", "protocol", "randomness",
+        "registry", "wire",
     },
     "simulate": {"problems", "protocol", "randomness", "snapshot", "threads", "wire"},
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
