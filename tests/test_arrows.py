@@ -56,9 +56,11 @@ FED_MAY_IMPORT = {
     "registry": {"protocol"},
     "wire": {"randomness"},
     "compressors": {"randomness", "wire"},
+    "participation": {"compressors", "randomness"},
     "snapshot": {"protocol"},
     "algorithms": {
-        "compressors", "privacy", "problems", "protocol", "randomness", "registry", "wire",
+        "compressors", "participation", "privacy", "problems", "protocol", "randomness",
+        "registry", "wire",
     },
     "simulate": {"problems", "protocol", "randomness", "snapshot", "threads", "wire"},
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
@@ -74,6 +76,7 @@ FED_MAY_IMPORT = {
     },
 }  # fmt: skip
 FED_USES = {
+    "problems": {"maskset", *TENSORS},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},
 }
