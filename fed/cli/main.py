@@ -14,7 +14,7 @@ from rich.text import Text
 
 from symprune.cli import console
 from symprune.errors import SympruneError
-from symprune.fed.cli.deploy import deploy
+from symprune.fed.cli.deploy import deploy, warn_of_loss
 from symprune.fed.cli.prune import prune
 from symprune.machine import durable
 from symprune.validation import check_positive, parse_assignments
@@ -48,6 +48,9 @@ def run(
     compressor: Annotated[str | None, typer.Option(help="top-k:0.05, comp:1,15, ...")] = None,
     mask_score: Annotated[
         str | None, typer.Option(help="What picks a client's mask: ria, wanda, symwanda, ...")
+    ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="File of masks: what they prune stays zero.")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
@@ -96,6 +99,7 @@ def run(
         dtype=dtype,
         seed=seed,
         client_test_share=client_test_share,
+        masks=masks,
     )
     result = simulate(
         chosen,
@@ -113,6 +117,7 @@ def run(
         with _writing(output):
             _write(output, result, problem)
         console.say(f"History and model are in {output}.")
+    warn_of_loss(result.history)
 
 
 @app.command("list")
@@ -142,6 +147,7 @@ def compare(
     from symprune.fed.compare.plan import read_plan
     from symprune.fed.compare.runs import Setting, run_entry, summary
     from symprune.fed.problems.make import make_problem
+    from symprune.fed.simulate import ended_above_start
 
     plan = read_plan(file)
     _make(output, "histories.json", "summary.json")
@@ -161,6 +167,10 @@ def compare(
         durable.write_text(output / "histories.json", json.dumps(_histories(lines)))
         plot(lines, plan.metric, problem.clients, picture, title=problem.name)
     console.say(f"Table, histories and {picture.name} are in {output}.")
+    for line in lines:
+        above = {ended_above_start(history) for history in line.histories} - {None}
+        for sentence in sorted(filter(None, above)):
+            console.err.print(f"Warning: {line.entry.title}: {sentence}.")
 
 
 def _optimum(problem: Problem) -> Any:
@@ -227,6 +237,5 @@ def _write(folder: Path, result: Result, problem: Problem) -> None:
         "history": result.history,
     }
     durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
-    parts = problem.layout.split(result.model)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+    tensors = {name: part.contiguous().clone() for name, part in result.parameters.items()}
     durable.write_tensors(folder / MODEL, tensors)

@@ -27,23 +27,35 @@ Norms = Mapping[str, tuple[Tensor, Tensor]]
 GROWTHS = ("gradient", "random")
 
 
+def rates_locally(name: str) -> criteria.Criterion:
+    """The criterion `name`, if rows and activations are all that it needs."""
+    criterion = criteria.get(name)
+    if "regional_gradient" in criterion.needs:
+        raise SympruneError(
+            f"Score {name} needs the gradients of a language model's blocks, which this model does "
+            "not have."
+        )
+    return criterion
+
+
 def weight_scores(
     name: str, problem: Problem, w: Tensor, rows: Rows | None, stream: Stream
 ) -> Tensor:
     """The criterion's score of every weight of every client, `[C, d]`; zero for the tensors that
     stay dense. `rows` are the clients' calibration rows; criteria that look at the weights alone
     do not need them, and `stream` feeds those that sample."""
-    criterion = criteria.get(name)
+    criterion = rates_locally(name)
     activations = {"input_norm", "output_norm"} & set(criterion.needs)
     if not activations:
         rows = None
-    sparse = maskable(problem.layout)
+    layout, whole = problem.layout, problem.unmasked()
+    sparse = maskable(layout)
     out = []
-    for i, flat in enumerate(w):
-        norms = {} if rows is None else activation_norms(problem, flat, _own_rows(rows, i))
+    for i, flat in enumerate(layout.scatter(w)):
+        norms = {} if rows is None else activation_norms(whole, flat, _own_rows(rows, i))
         generator = Stream(stream.key[i : i + 1]).generator()
         parts = []
-        for (layer, weight), masked in zip(problem.layout.split(flat).items(), sparse, strict=True):
+        for (layer, weight), masked in zip(layout.split(flat).items(), sparse, strict=True):
             if not masked:
                 parts.append(torch.zeros_like(weight).flatten())
                 continue
@@ -53,7 +65,7 @@ def weight_scores(
             matrix = weight.view(1, -1) if weight.dim() == 1 else weight.flatten(1)
             parts.append(criterion(matrix, statistics).flatten().to(w.dtype))
         out.append(torch.cat(parts))
-    return torch.stack(out)
+    return layout.gather(torch.stack(out))
 
 
 def calibration_rows(problem: Problem, stream: Stream, size: int) -> Rows:
