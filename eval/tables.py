@@ -96,7 +96,9 @@ def sweep(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The cells of a sweep, seeds together."""
     title = f"{rows[0]['model']}: perplexity on {rows[0]['data']}, dense {rows[0]['dense']:.2f}"
     table = Table("recipe", title=title, title_justify="left")
-    for name in ("perplexity", "±", "seeds", "sparsity", "seconds"):
+    valid = any("valid" in row for row in rows)
+    names = ("perplexity", "±", *(["validation"] if valid else []), "seeds", "sparsity", "seconds")
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         spread = "" if row["deviation"] is None else f"{row['deviation']:.2f}"
@@ -104,6 +106,7 @@ def sweep(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["description"],
             f"{row['perplexity']:.2f}",
             spread,
+            *([f"{row['valid']:.2f}" if "valid" in row else ""] if valid else []),
             str(row["seeds"]),
             percent(row["sparsity"]),
             f"{row['seconds']:.0f}",

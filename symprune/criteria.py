@@ -20,7 +20,7 @@ from symprune.validation import cast_option, check_names
 POWERS = {"alpha", "beta"}
 LARGEST_POWER = 16
 """Beyond it the norms of a layer, which span some orders of magnitude, leave the fp32 numbers."""
-STATISTICS = ("input_norm", "output_norm", "generator")
+STATISTICS = ("input_norm", "output_norm", "regional_gradient", "generator")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ whole numbers of 8 or 4 bits on a grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -45,8 +45,9 @@ DENSE, INDEXED, MASKED = range(3)
 GRIDDED = 1 << 7
 MAX_TABLE = 1 << 12
 MAX_VALUES = 1 << 31
-Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""Field name -> the type and shape it must have."""
+Shape = tuple[int, ...] | Callable[[Mapping[str, Tensor]], tuple[int, ...]]
+Expected = Mapping[str, tuple[torch.dtype, Shape]]
+"""Field name -> the type and shape it must have; a shape may follow from the fields before it."""
 
 
 def encode(tensor: Tensor, table: bool = False, grid: Grid | None = None) -> bytes:
@@ -217,7 +218,8 @@ def decode_as(data: bytes, expected: Expected) -> dict[str, Tensor]:
         raise SympruneError(f"A message has {count} fields, not {len(expected)}.")
     fields: dict[str, Tensor] = {}
     for name, (dtype, shape) in expected.items():
-        fields[name], at = decode_field(data, at, name, dtype, shape)
+        known = shape(fields) if callable(shape) else shape
+        fields[name], at = decode_field(data, at, name, dtype, known)
     if at != len(data):
         raise SympruneError(f"A message has {len(data) - at} bytes too many.")
     return fields

@@ -64,6 +64,14 @@ SeqLen = Annotated[
         help="Tokens per window, at most what the model supports. [dim]\\[default: 2048][/dim]",
     ),
 ]
+SelfSamples = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=CALIBRATION,
+        help="Windows more that the dense model, loaded as a whole, writes itself: against fitting "
+        "few tokens too well. [dim]\\[default: 0][/dim]",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(
@@ -199,15 +207,17 @@ UpdateName = Annotated[
     str | None,
     typer.Option(
         "--update",
-        help="lsq: re-fit them to the dense layer's outputs. sparsegpt: the baseline, with its own "
-        "mask selection.",
+        help="lsq: re-fit them to the dense layer's outputs. Baselines, which find their own mask: "
+        "sparsegpt, admm, alps.",
         rich_help_panel=UPDATE,
     ),
 ]
 UpdateIters = Annotated[
     int | None,
     typer.Option(
-        help="lsq: most conjugate gradient steps. [dim]\\[20][/dim]", rich_help_panel=UPDATE
+        help="lsq, alps: most conjugate gradient steps; admm: iterations. "
+        "[dim]\\[20; alps: 10][/dim]",
+        rich_help_panel=UPDATE,
     ),
 ]
 Rounds = Annotated[
@@ -222,8 +232,10 @@ ALLOCATION = "Allocation"
 Allocate = Annotated[
     str | None,
     typer.Option(
-        help="uniform: every layer gives the same. owl: blocks with outliers give less. error: the "
-        "budget goes where it costs least. [dim]\\[uniform][/dim]",
+        help="uniform: every layer gives the same. owl: blocks with outliers give less. lsa: parts "
+        "that err little without half of their weights give less. atp: early blocks give less. "
+        "error: the budget goes where it costs least. search: tries them, takes the best. "
+        "[dim]\\[uniform][/dim]",
         rich_help_panel=ALLOCATION,
     ),
 ]
@@ -231,7 +243,7 @@ Spread = Annotated[
     float | None,
     typer.Option(
         help="How far a layer's sparsity may be from the model's. "
-        "[dim]\\[owl 0.08, error 0.1][/dim]",
+        "[dim]\\[owl, lsa, atp 0.08, error 0.1][/dim]",
         rich_help_panel=ALLOCATION,
     ),
 ]

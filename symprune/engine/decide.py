@@ -19,7 +19,8 @@ from symprune import masks
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.stats import DRIFT, GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.update.targets import OWN
 from symprune.values.grid import OnGrid
 from symprune.values.scales import round_to_grid
 
@@ -27,13 +28,16 @@ from symprune.values.scales import round_to_grid
 def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     """No more than the recipe, and the error report if wanted, make use of."""
     asked = () if recipe.keeps_all else recipe.criterion.needs
-    inputs = {SQUARE} if "input_norm" in asked else set()
+    gradients = "regional_gradient" in asked
+    inputs = {SQUARE} if "input_norm" in asked or gradients else set()
     steps = (recipe.refinement, recipe.weight_update, recipe.rounding)
     inputs |= {step.needs for step in steps if step is not None and step.needs}
     if report_error:
         inputs |= {MOMENTS, GRAM}
+    if recipe.targets != OWN:
+        inputs.add(DRIFT)
     outputs = {SQUARE} if "output_norm" in asked else set()
-    return Needs(frozenset(inputs), frozenset(outputs), recipe.token_limit)
+    return Needs(frozenset(inputs), frozenset(outputs), recipe.token_limit, gradients)
 
 
 @dataclass
@@ -59,17 +63,19 @@ def decide(
     base: Tensor | None = None,
     removed: int | None = None,
     held_out: ChannelStats | None = None,
+    gradients: ChannelStats | None = None,
 ) -> Decision:
     """Which weights of the matrix `name` stay. Without statistics the weights alone decide.
 
     base is a mask made earlier; without it the recipe's criterion makes one that removes `removed`
     weights, or what the recipe says, if anything starts from it or is compared with it. held_out
-    are statistics of tokens that decide nothing: the error is measured on them as well.
+    are statistics of tokens that decide nothing: the error is measured on them as well. gradients
+    have a channel for every weight.
     """
 
     def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
-        score = _score(name, values, inputs, outputs, recipe)
-        return _mask(score, recipe, removed, share)
+        found = score(name, values, inputs, outputs, recipe, gradients)
+        return _mask(found, recipe, removed, share)
 
     whole = base is None and recipe.keeps_all
     if whole:
@@ -133,19 +139,24 @@ def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> T
     return masks.keep_count(score, int(share * removed) if share < 1 else removed, recipe.group)
 
 
-def _score(
+def score(
     name: str,
     weight: Tensor,
     inputs: ChannelStats | None,
     outputs: ChannelStats | None,
     recipe: Recipe,
+    gradients: ChannelStats | None = None,
 ) -> Tensor:
+    """What the recipe's criterion gives each weight of the matrix `name`."""
     rows, columns = weight.shape
     statistics: dict[str, Any] = {}
     if "input_norm" in recipe.criterion.needs:
         statistics["input_norm"] = inputs.norm if inputs else weight.new_ones(columns).float()
     if "output_norm" in recipe.criterion.needs:
         statistics["output_norm"] = outputs.norm if outputs else weight.new_ones(rows).float()
+    if "regional_gradient" in recipe.criterion.needs:
+        measured = torch.zeros_like(weight).float() if gradients is None else gradients.norm
+        statistics["regional_gradient"] = measured.view(rows, columns)
     if "generator" in recipe.criterion.needs:
         statistics["generator"] = generator_for(recipe.seed, name)
     return recipe.criterion(weight, statistics, recipe.params)

@@ -1,8 +1,9 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
 A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates,
-allocations and values; its cells are their combinations. Cells with the same calibration set share
-its tokens and the dense embedding pass. A cell that is in the results file already is skipped.
+allocations, values and what is permuted; its cells are their combinations. Cells with the same
+calibration set share its tokens and the dense embedding pass. A cell that is in the results file
+already is skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import torch
 from torch import Tensor
 
 from symprune import calibration, criteria
-from symprune.engine import bos, decide, forward, walk
+from symprune.engine import decide, forward, walk
 from symprune.engine.blocks import Blocks
-from symprune.engine.bos import Bos
 from symprune.engine.head import head_parameters
-from symprune.engine.tokens import cap_seqlen, reads_text
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import write_for
+from symprune.engine.text.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine import durable
@@ -59,14 +62,17 @@ class Grid:
     allocations: list[Any] = field(default_factory=lambda: [None])
     values: list[Any] = field(default_factory=lambda: [None])
     reconstructions: list[Any] = field(default_factory=lambda: [None])
+    permutes: list[Any] = field(default_factory=lambda: [None])
     token_limits: list[float | None] = field(default_factory=lambda: [None])
     values_head: str | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     calibration_seed: int | None = None
     bos: str = "auto"
     eval_data: str = "wikitext2"
+    valid_data: str | None = None  # a second text, on which choices may be made
     eval_windows: int | None = None
     report_error: bool = False
 
@@ -100,11 +106,13 @@ class Grid:
             self.allocations,
             self.values,
             self.reconstructions,
+            self.permutes,
             self.token_limits,
             self.seeds,
         )
         for (
-            method, amount, group, refine, update, allocate, values, reconstruct, limit, seed,
+            method, amount, group, refine, update, allocate, values, reconstruct, permute, limit,
+            seed,
         ) in combinations:  # fmt: skip
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
@@ -119,11 +127,13 @@ class Grid:
                     allocate=None if "pattern" in amount else allocate,
                     values=values,
                     reconstruct=reconstruct,
+                    permute=permute if "pattern" in amount else None,
                     values_head=self.values_head,
                     token_limit=limit,
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,
+                    self_samples=self.self_samples,
                     seed=seed,
                     calibration_seed=self.calibration_seed,
                     bos=self.bos,
@@ -160,7 +170,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self._begin = Bos(self.grid.bos, None, "not decided yet")
         self._embedded: dict[
-            tuple[Any, ...], tuple[Tensor, Tensor | None, forward.Activations]
+            tuple[Any, ...], tuple[Tensor, Tensor, Tensor | None, forward.Activations]
         ] = {}
         self._dense = [(each, each.detach().clone()) for each in self._changing()]
 
@@ -176,9 +186,13 @@ class Sweep:
         check_results(self.results)
         done = read_results(self.results)
         seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
-        text = calibration.text(self.grid.eval_data, "test")
-        held_out = calibration.encode(self.tokenizer, text)
-        dense: float | None = None
+        sources = {"perplexity": self.grid.eval_data, "valid": self.grid.valid_data}
+        texts = {
+            name: calibration.encode(self.tokenizer, calibration.text(source, "test"))
+            for name, source in sources.items()
+            if source is not None
+        }
+        dense: dict[str, float] | None = None
         for number, recipe in enumerate(recipes):
             begin(number, len(recipes), recipe.describe())
             key = self.key(recipe)
@@ -186,9 +200,9 @@ class Sweep:
                 continue
             if dense is None:
                 self._begin = self._decide_bos()
-                dense = self._perplexity(held_out, seqlen, tick)
+                dense = self._perplexities(texts, seqlen, tick)
             try:
-                done[key] = self._cell(key, recipe, held_out, seqlen, dense, watch, tick)
+                done[key] = self._cell(key, recipe, texts, seqlen, dense, watch, tick)
             except HalfPrunedError as error:  # dense again in a moment
                 raise SympruneError(str(error.__cause__)) from error
             finally:
@@ -202,25 +216,27 @@ class Sweep:
         grid = self.grid
         facts = [self.name, recipe.to_dict(), grid.eval_data, grid.eval_windows, grid.report_error]
         facts += [str(self.model.dtype), str(self.stored or self.model.dtype)]
+        facts += [grid.valid_data] if grid.valid_data is not None else []
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _cell(
         self,
         key: str,
         recipe: Recipe,
-        held_out: Tensor,
+        texts: dict[str, Tensor],
         seqlen: int,
-        dense: float,
+        dense: dict[str, float],
         watch: walk.Watch,
         tick: Callable[[int, int], None],
     ) -> dict[str, Any]:
         start = time.perf_counter()
         embedded = None
         data: Any = self.tokenizer
+        written: Tensor | None = None
         watched: Tensor | None = None
         needs = decide.needs(recipe, self.grid.report_error)
         if reads_text(recipe, needs):
-            data, watched, embedded = self._embed(recipe, seqlen)
+            data, written, watched, embedded = self._embed(recipe, seqlen)
         report = walk.prune(
             self.model,
             data,
@@ -229,6 +245,7 @@ class Sweep:
             report_error=self.grid.report_error,
             blocks=Blocks(find_layout(self.model), embedded, self.stored),
             held_out=watched,
+            written=written,
         )
         seconds = time.perf_counter() - start
         result = {
@@ -241,8 +258,9 @@ class Sweep:
             "seqlen": seqlen,
             "bos": self._begin.to_dict(),
             "compute_dtype": name_of(self.model.dtype),
-            "dense": dense,
-            "perplexity": self._perplexity(held_out, seqlen, tick),
+            "dense": dense["perplexity"],
+            **({"dense_valid": dense["valid"]} if "valid" in dense else {}),
+            **self._perplexities(texts, seqlen, tick),
             "sparsity": report.sparsity,
             "seconds": round(seconds, 2),
         }
@@ -251,9 +269,14 @@ class Sweep:
             result |= {name: fmean(found)} if found else {}
         return result
 
-    def _perplexity(self, ids: Tensor, seqlen: int, tick: Callable[[int, int], None]) -> float:
+    def _perplexities(
+        self, texts: dict[str, Tensor], seqlen: int, tick: Callable[[int, int], None]
+    ) -> dict[str, float]:
         windows, first = self.grid.eval_windows, self._begin.token
-        return perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+        return {
+            name: perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
+            for name, ids in texts.items()
+        }
 
     def _decide_bos(self) -> Bos:
         """Whether windows begin with BOS: one answer for all cells, from the dense model."""
@@ -262,21 +285,27 @@ class Sweep:
 
     def _embed(
         self, recipe: Recipe, seqlen: int
-    ) -> tuple[Tensor, Tensor | None, forward.Activations]:
-        """Calibration and held-out tokens, and both embedded; only the last set is kept."""
-        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
+    ) -> tuple[Tensor, Tensor, Tensor | None, forward.Activations]:
+        """Calibration tokens, the model's own and held-out ones, and all of them embedded; only the
+        last set is kept."""
+        tried = windows_to_try(recipe)
+        which = (
+            recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, recipe.self_samples,
+            tried,
+        )  # fmt: skip
         if which not in self._embedded:
             settings = (
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
-            watched = calibration.held_out_tokens(*settings)
+            written = write_for(self.model, tokens, recipe, first)
+            watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
-            both = tokens if watched is None else torch.cat([tokens, watched])
+            every = [tokens, written] if watched is None else [tokens, written, watched]
             with forward.ready(self.model):
-                embedded = forward.embed(find_layout(self.model), both)
-            self._embedded = {which: (tokens, watched, embedded)}
+                embedded = forward.embed(find_layout(self.model), torch.cat(every))
+            self._embedded = {which: (tokens, written, watched, embedded)}
         return self._embedded[which]
 
     @torch.no_grad()
@@ -285,7 +314,9 @@ class Sweep:
             parameter.copy_(dense)
 
     def _changing(self) -> list[Tensor]:
-        """The parameters a cell may change, each once."""
+        """The parameters a cell may change, each once: where channels are permuted, all."""
+        if any(permute is not None for permute in self.grid.permutes):
+            return list(self.model.parameters())
         found = {id(m.parameter): m.parameter for m in find_layout(self.model).all_matrices()}
         found |= {id(each): each for each in head_parameters(self.model).values()}
         return list(found.values())
@@ -349,5 +380,7 @@ def over_seeds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         finite = all(map(math.isfinite, values))  # of a model that is broken, it may not be
         spread = stdev(values) if len(values) > 1 and finite else None
         figures = {"perplexity": fmean(values), "deviation": spread, "seeds": len(values)}
+        if all("valid" in cell for cell in cells):
+            figures["valid"] = fmean(cell["valid"] for cell in cells)
         rows.append({**cells[0], **figures, "seconds": fmean(cell["seconds"] for cell in cells)})
     return rows

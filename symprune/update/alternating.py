@@ -47,8 +47,7 @@ def alternate(
     towards = inverse(damped_gram.diagonal)
     fitted, pull = weight.clone(), torch.zeros_like(weight)
     for number in range(1, rounds + 1):
-        keep = mask_of(torch.addcmul(fitted, pull, towards), 1 - (1 - number / rounds) ** 3)
-        fitted *= keep
+        keep = mask_of(pull.mul_(towards).add_(fitted), 1 - (1 - number / rounds) ** 3)
         steps = (iters, 0.0) if number < rounds else (last_iters, tolerance)
         pull = damped_gram.descend(weight, fitted, keep, *steps)
     return fitted, keep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -35,9 +35,9 @@ class DampedGram:
         """G + R among some columns."""
         return self.gram[columns, columns] + self.added[columns].diag()
 
-    def pull(self, lost: Tensor) -> Tensor:
+    def pull(self, lost: Tensor, out: Tensor | None = None) -> Tensor:
         """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
-        return torch.addmm(lost * self.added, lost, self.gram)
+        return torch.mul(lost, self.added, out=out).addmm_(lost, self.gram)
 
     def error(self, lost: Tensor) -> Tensor:
         """d^T (G + R) d for what each row has lost."""
@@ -47,70 +47,104 @@ class DampedGram:
         self, weight: Tensor, fitted: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
     ) -> Tensor:
         """At most `iters` steps of conjugate gradients over the kept weights of `fitted`, in place,
-        towards `weight`. No row's error rises. Returns the pull of what is still lost."""
+        towards `weight`; the others become zero. No row's error rises. Returns the pull of what is
+        still lost."""
         at_once = ROWS_AT_ONCE if fitted.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
         scale, pull = inverse(self.diagonal), torch.empty_like(fitted)
+        room = _Room.like(fitted[:at_once])
         parts = zip(*(t.split(at_once) for t in (weight, fitted, keep, pull)), strict=True)
         for whole, rows, kept, pulls in parts:
-            lost = whole - rows
-            pulls.copy_(self.pull(lost))
-            noise = self._noise(rows, lost)
-            self._descend(rows, pulls, kept * scale, noise, iters, tolerance)
+            here = room.first(len(rows))
+            rows.mul_(here.scale.copy_(kept))
+            lost = torch.sub(whole, rows, out=here.step)
+            self.pull(lost, out=pulls)
+            noise = self._noise(rows, lost, here.image)
+            here.scale.mul_(scale)
+            self._descend(rows, pulls, here, noise, iters, tolerance)
         return pull
 
-    def _noise(self, fitted: Tensor, lost: Tensor) -> Tensor:
+    def _noise(self, fitted: Tensor, lost: Tensor, spare: Tensor) -> Tensor:
         """How large what rounding makes of a row's pull may be, in units of `diagonal`.
 
         Every weight is known to a rounding of its size, and so is a product with it. At worst the
         n channels are one and the same: then the roundings of all appear in the pull of each.
         """
-        known = _dot(fitted * self.diagonal, fitted) + _dot(lost * self.diagonal, lost)
+        known = torch.zeros_like(fitted[:, :1])
+        for each in (fitted, lost):
+            known += torch.mul(each, each, out=spare).mul_(self.diagonal).sum(1, keepdim=True)
         return torch.finfo(fitted.dtype).eps * (fitted.shape[1] * known).sqrt()
 
     def _descend(
         self,
         fitted: Tensor,
         pull: Tensor,
-        scale: Tensor,
+        room: _Room,
         noise: Tensor,
         iters: int,
         tolerance: float,
     ) -> None:
-        """The steps for some rows, all at once. scale preconditions, and is 0 where nothing may
-        change.
+        """The steps for some rows, all at once. room.scale preconditions, and is 0 where nothing
+        may change.
 
         Along a step the error falls as long as its true slope is above half of the one computed,
         so a row is done when the next slope is no more than twice the noise in it: going on would
         divide noise by noise. A row is done as well at `tolerance` of its first residual.
         """
         rounding = torch.finfo(fitted.dtype).eps
-        before, pulled = fitted.clone(), pull.clone()
-        step = pull * scale
-        size = length = _dot(pull, step)
+        step, image, scale, spare = room.step, room.image, room.scale, room.spare
+        before, pulled = room.before.copy_(fitted), room.pulled.copy_(pull)
+        torch.mul(pull, scale, out=step)
+        size = length = _dot(pull, step, spare)
         enough = tolerance**2 * size
         going = size > enough
         for number in range(iters):
             if number and number % STEPS_UNSEEN == 0 and not going.any():
                 break
-            image = self.pull(step)
-            curvature = _dot(step, image)
-            slope = _dot(step, pull)
+            self.pull(step, out=image)
+            curvature = _dot(step, image, spare)
+            slope = _dot(step, pull, spare)
             going = going & (slope > 2 * noise * length.sqrt()) & (curvature > rounding * length)
             rate = torch.where(going, slope / curvature, 0.0)
             fitted.addcmul_(rate, step)
             pull.addcmul_(rate, image, value=-1)
             scaled = torch.mul(pull, scale, out=image)
-            new_size = _dot(pull, scaled)
+            new_size = _dot(pull, scaled, spare)
             turn = torch.where(going, new_size / size, 0.0)
-            step = step.mul_(turn).add_(scaled)
+            torch.addcmul(scaled, turn, step, out=step)
             going = going & (new_size > enough)
             size, length = new_size, new_size + turn**2 * length
         # The error fell by the change times the sum of the pulls before and after it.
-        fell = _dot(fitted - before, pulled + pull) > 0
+        changed, pulls = torch.sub(fitted, before, out=step), torch.add(pulled, pull, out=image)
+        fell = _dot(changed, pulls, spare) > 0
+        if fell.device.type == "cpu" and fell.all():
+            return
         torch.where(fell, fitted, before, out=fitted)
         torch.where(fell, pull, pulled, out=pull)
 
 
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row, as a column."""
-    return torch.linalg.vecdot(left, right).unsqueeze(1)
+@dataclass(frozen=True)
+class _Room:
+    """What some rows' steps are computed in, made once: fresh memory costs more than a pass over
+    it does."""
+
+    scale: Tensor
+    step: Tensor
+    image: Tensor
+    spare: Tensor
+    before: Tensor
+    pulled: Tensor
+
+    @classmethod
+    def like(cls, rows: Tensor) -> _Room:
+        return cls(*(torch.empty_like(rows) for _ in fields(cls)))
+
+    def first(self, rows: int) -> _Room:
+        """Room for fewer rows, in the same place."""
+        if rows == len(self.scale):
+            return self
+        return _Room(*(getattr(self, each.name)[:rows] for each in fields(self)))
+
+
+def _dot(left: Tensor, right: Tensor, spare: Tensor) -> Tensor:
+    """Row by row, as a column; spare is overwritten."""
+    return torch.mul(left, right, out=spare).sum(1, keepdim=True)

@@ -29,6 +29,7 @@ def norms() -> dict[str, Tensor]:
     return {
         "input_norm": torch.rand(IN, generator=generator) + 0.1,
         "output_norm": torch.rand(OUT, generator=generator) + 0.1,
+        "regional_gradient": torch.rand(OUT, IN, generator=generator),
     }
 
 
@@ -52,12 +53,15 @@ def total(values: Tensor, p: float = 1) -> float:
 
 def test_every_formula_is_what_the_table_says(weight: Tensor, norms: dict[str, Tensor]) -> None:
     x, y = norms["input_norm"].tolist(), norms["output_norm"].tolist()
+    g = norms["regional_gradient"].tolist()
     r = [total(weight[o]) for o in range(OUT)]
     c = [total(weight[:, i]) for i in range(IN)]
     r2 = [total(weight[o], 2) for o in range(OUT)]
     c2 = [total(weight[:, i], 2) for i in range(IN)]
     table: list[tuple[str, dict[str, object], Callable[[float, int, int], float]]] = [
         ("magnitude", {}, lambda w, o, i: w),
+        ("wanda-plus-plus", {}, lambda w, o, i: w * (100 * g[o][i] + x[i])),
+        ("wanda-plus-plus", {"strength": 0.5}, lambda w, o, i: w * (0.5 * g[o][i] + x[i])),
         ("wanda", {}, lambda w, o, i: w * x[i]),
         ("wanda", {"alpha": 2}, lambda w, o, i: w * x[i] ** 2),
         ("owanda", {"alpha": 0.5}, lambda w, o, i: w * y[o] ** 0.5),
@@ -252,6 +256,7 @@ def test_dead_channels_score_zero_and_nothing_is_nan(name: str, seed: int) -> No
     norms = {
         "input_norm": torch.rand(8, generator=generator),
         "output_norm": torch.rand(6, generator=generator),
+        "regional_gradient": torch.rand(6, 8, generator=generator),
         "generator": generator,
     }
     norms["input_norm"][1] = 0
@@ -265,6 +270,7 @@ def test_dead_channels_score_zero_and_nothing_is_nan(name: str, seed: int) -> No
 def test_scores_are_fp32_and_agree_on_every_device(device: torch.device) -> None:
     weight = torch.randn(6, 8).to(torch.bfloat16)
     norms = {"input_norm": torch.rand(8), "output_norm": torch.rand(6)}
+    norms["regional_gradient"] = torch.rand(6, 8)
     there = {name: value.to(device) for name, value in norms.items()}
     for name, item in criteria.available().items():
         here = {**norms, "generator": torch.Generator().manual_seed(0)}

@@ -27,13 +27,24 @@ Norms = Mapping[str, tuple[Tensor, Tensor]]
 GROWTHS = ("gradient", "random")
 
 
+def rates_locally(name: str) -> criteria.Criterion:
+    """The criterion `name`, if rows and activations are all that it needs."""
+    criterion = criteria.get(name)
+    if "regional_gradient" in criterion.needs:
+        raise SympruneError(
+            f"Score {name} needs the gradients of a language model's blocks, which this model does "
+            "not have."
+        )
+    return criterion
+
+
 def weight_scores(
     name: str, problem: Problem, w: Tensor, rows: Rows | None, stream: Stream
 ) -> Tensor:
     """The criterion's score of every weight of every client, `[C, d]`; zero for the tensors that
     stay dense. `rows` are the clients' calibration rows; criteria that look at the weights alone
     do not need them, and `stream` feeds those that sample."""
-    criterion = criteria.get(name)
+    criterion = rates_locally(name)
     activations = {"input_norm", "output_norm"} & set(criterion.needs)
     if not activations:
         rows = None

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from symprune import criteria
-from symprune.fed.algorithms.fedspa.local_scores import Calibration
+from symprune.fed.algorithms.fedspa.local_scores import Calibration, rates_locally
 from symprune.fed.algorithms.shared.layer_masks import layer_ones
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
 from symprune.fed.problems.problem import Constants, Problem
@@ -36,7 +35,7 @@ class PersonalMasks(LocalEpochs):
         """How many weights of every tensor are kept in the end."""
         super().prepare(constants)
         check(self.search_batch > 0, f"{self.name}: search_batch must be positive.")
-        criteria.get(self.mask_score)
+        rates_locally(self.mask_score)
         ones = layer_ones(constants.layout, self.density, self.allocation)
         return replace(self, layer_sizes=tuple(constants.layout.sizes), layer_ones=ones)
 

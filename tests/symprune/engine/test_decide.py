@@ -46,6 +46,7 @@ def decided(matrix: tuple[Tensor, Tensor, Tensor], held_out: bool = False, **opt
         ({"refine": "swap", "update": "lsq"}, 1),
         ({"update": {"name": "sparsegpt", "select": False}}, 1),
         ({"update": "sparsegpt"}, 0),
+        ({"update": {"name": "admm", "steps": 4}}, 4),
         ({"update": ROUNDS}, 3),
     ],
 )
@@ -55,13 +56,13 @@ def test_a_base_mask_is_made_only_where_one_is_used_or_reported(
     matrix: tuple[Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, score = [], decide._score
+    made, score = [], decide.score
 
     def counted(*arguments: Any) -> Tensor:
         made.append(arguments)
         return score(*arguments)
 
-    monkeypatch.setattr(decide, "_score", counted)
+    monkeypatch.setattr(decide, "score", counted)
     plain = decided(matrix, **options)
     assert len(made) == scores and not plain.figures
     finds_mask = int("update" in options and scores != 1)
@@ -104,7 +105,8 @@ def test_each_gram_is_multiplied_once_with_each_weight(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"refine": "swap"}, {"update": ROUNDS}, {"update": "sparsegpt"}]
+    "options",
+    [{}, {"refine": "swap"}, {"update": ROUNDS}, {"update": "sparsegpt"}, {"update": "admm"}],
 )
 def test_figures_are_the_errors_of_the_base_mask_and_of_what_was_decided(
     options: dict[str, Any], matrix: tuple[Tensor, Tensor, Tensor]

@@ -41,15 +41,25 @@ STEPS: dict[str, dict[str, Any]] = {
     "sparsegpt": {"update": "sparsegpt"},
     "sparsegpt 2:4": {"update": "sparsegpt", "pattern": "2:4"},
     "sparsegpt under a mask": {"update": {"name": "sparsegpt", "select": False}},
+    "admm": {"update": {"name": "admm", "iters": 5, "steps": 3}},
+    "admm 2:4": {"update": {"name": "admm", "iters": 5, "steps": 3}, "pattern": "2:4"},
+    "admm under a mask": {"update": {"name": "admm", "select": False}},
+    "alps": {"update": {"name": "alps", "search_iters": 9}},
     "values": {"values": "int4"},
     "rounds and values": {"update": {**LSQ, "rounds": 2}, "values": "int3"},
     "values 2:4 by gptq": {"values": {"name": "int2", "solve": "gptq"}, "pattern": "2:4"},
     "values alone": {"values": "int8", "sparsity": 0, "values_head": "int8"},
     "owl": {"allocate": "owl"},
     "error": {"allocate": "error"},
+    "lsa": {"allocate": "lsa"},
+    "atp": {"allocate": "atp"},
+    "search": {"allocate": {"name": "search", "windows": 2}},
     "token limit": {"token_limit": 2.0},
 }
-FROM_MASKS = ("dsnot", "r2-dsnot 2:4", "swap", "swap 2:4", "lsq", "sparsegpt under a mask")
+FROM_MASKS = (
+    "dsnot", "r2-dsnot 2:4", "swap", "swap 2:4", "lsq", "sparsegpt under a mask",
+    "admm under a mask",
+)  # fmt: skip
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -77,6 +87,8 @@ def assert_same_masks(found: MaskSet, expected: MaskSet) -> None:
 def assert_same_on_the_device(family: str, recipe: Recipe, **options: Any) -> None:
     """Pruning a model there ends where pruning it on the CPU ends."""
     tokens, model = families.tokens(3, 8), small(family)
+    if "regional_gradient" in recipe.criterion.needs:
+        model.set_attn_implementation("eager")  # no gradient passes the fused one there
     with PretendDevice() as device:
         copy = device.take(model)
         found = symprune.prune(copy, tokens, recipe, **options)
@@ -166,12 +178,16 @@ def test_a_streamed_model_is_pruned_into_the_same_files(
         assert mine["pruned"] == pytest.approx(theirs["pruned"], rel=1e-5)
 
 
-@pytest.mark.parametrize("way", ["plain", "secure", "private"])
+@pytest.mark.parametrize("way", ["plain", "secure", "private", "grams", "votes", "average"])
 def test_federated_pruning_decides_what_it_decides_on_the_cpu(way: str, family: str) -> None:
-    options: dict[str, Any] = {"secure": way == "secure", "noise_seed": 0}
+    options: dict[str, Any] = {"secure": way in ("secure", "average"), "noise_seed": 0}
     if way == "private":
         options |= {"privacy": fed.Privacy(8.0), "reference": families.tokens(2, 8, seed=2)}
     recipe = Recipe(method="symwanda", refine=DSNOT)
+    if way in ("grams", "average"):
+        recipe = Recipe(method="wanda", update="lsq")
+    if way in ("votes", "average"):
+        options["aggregate"] = way
     clients, model = list(families.tokens(4, 8).split(2)), small(family, blocks=2)
     with PretendDevice() as device:
         copy = device.take(model)

@@ -12,6 +12,7 @@ from torch import Tensor
 from symprune import Recipe, masks, prune
 from symprune.errors import SympruneError
 from symprune.masks import Pattern
+from symprune.stats import GRAM, ChannelStats
 from symprune.update import UPDATES
 from symprune.update.least_squares import least_squares
 from symprune.update.sparsegpt import sparsegpt
@@ -23,6 +24,11 @@ def problem(rows: int, columns: int, tokens: int, seed: int = 0) -> tuple[Tensor
     x = x @ (torch.eye(columns) + 0.3 * torch.randn(columns, columns, generator=generator))
     weight = torch.randn(rows, columns, generator=generator)
     return weight, masks.keep_by_row(weight.abs(), 0.5), x
+
+
+def half(values: Tensor, share: float) -> Tensor:
+    """What a recipe's criterion keeps when `share` of a half has to go."""
+    return masks.keep_by_row(values.abs(), round(0.5 * share, 6))
 
 
 def error(x: Tensor, weight: Tensor, changed: Tensor) -> float:
@@ -73,12 +79,15 @@ def test_degenerate_inputs_stay_finite(name: str) -> None:
     weight, keep, x = problem(6, 40, 10)
     x[:, 5:9] = 0
     for inputs in (x, torch.zeros_like(x)):
-        gram = inputs.T @ inputs
-        if name == "lsq":
-            got, mask = least_squares(weight, keep, gram), keep
-        else:
-            got, mask = sparsegpt(weight, None, gram)
-        assert torch.isfinite(got).all() and (got[~mask] == 0).all()
+        stats = ChannelStats(40, {GRAM})
+        stats.add(inputs)
+        update = UPDATES[name]()
+        found = [(keep, update(weight, keep, stats))]
+        if update.finds_mask:
+            found.append(update.find(weight, stats, half, 0.5, None))
+        for mask, got in found:
+            assert torch.isfinite(got).all() and (got[~mask] == 0).all()
+            assert mask.sum() == weight.numel() // 2
 
 
 def test_nothing_pruned_changes_nothing() -> None:
@@ -161,9 +170,12 @@ def test_swaps_then_update_is_better_than_either() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("lsqr", "Unknown update 'lsqr'; choose lsq, sparsegpt"),
+        ("lsqr", "Unknown update 'lsqr'; choose lsq, sparsegpt, admm, alps"),
         ({"name": "lsq", "iters": 0}, "iters must be above 0"),
         ({"name": "sparsegpt", "iters": 3}, "no 'iters'"),
+        ({"name": "admm", "iters": 10}, "finds its mask in 15 of 10 iterations"),
+        ({"name": "admm", "rho": 0}, "rho must be above 0"),
+        ({"name": "alps", "search_iters": 0}, "search_iters must be above 0"),
     ],
 )
 def test_bad_updates_say_what_is_wrong(options: object, said: str) -> None:

@@ -155,8 +155,8 @@ def test_statistics_of_two_halves_decide_what_those_of_the_whole_decide() -> Non
 
 
 @pytest.mark.parametrize("options", [{"values": "int4"}, {"values_head": "int8"}])
-def test_federated_pruning_says_that_it_sends_no_weights(options: dict[str, Any]) -> None:
-    with pytest.raises(SympruneError, match="changes weights, which federated pruning does not"):
+def test_federated_pruning_says_that_it_decides_no_values(options: dict[str, Any]) -> None:
+    with pytest.raises(SympruneError, match="is not decided federatedly"):
         fed.prune(families.model(), [families.tokens()], Recipe(**options))
 
 

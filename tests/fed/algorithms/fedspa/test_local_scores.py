@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from symprune import criteria
 from symprune.errors import SympruneError
+from symprune.fed import build, simulate
 from symprune.fed.algorithms.fedspa.local_scores import (
     activation_norms,
     calibration_rows,
@@ -36,7 +37,7 @@ def rated(name: str, problem: Problem, w: Tensor | None = None) -> Tensor:
     return weight_scores(name, problem, point.expand(n, -1), problem.rows, stream(n))
 
 
-@pytest.mark.parametrize("name", sorted(criteria.available()))
+@pytest.mark.parametrize("name", sorted(set(criteria.available()) - {"wanda-plus-plus"}))
 def test_every_criterion_of_the_pruning_engine_rates_every_clients_weights(
     name: str, problem: Problem
 ) -> None:
@@ -45,6 +46,13 @@ def test_every_criterion_of_the_pruning_engine_rates_every_clients_weights(
     first, bias = (problem.layout.slices()[n] for n in ("1.weight", "1.bias"))
     assert bool(torch.isfinite(score).all()) and bool((score[:, first] > 0).any())
     assert bool((score[:, bias] == 0).all())
+
+
+def test_a_criterion_that_needs_gradients_of_blocks_is_refused(problem: Problem) -> None:
+    with pytest.raises(SympruneError, match="wanda-plus-plus needs the gradients"):
+        rated("wanda-plus-plus", problem)
+    with pytest.raises(SympruneError, match="wanda-plus-plus needs the gradients"):
+        simulate(build("fedspa", mask_score="wanda-plus-plus"), problem, rounds=1)
 
 
 def test_wanda_is_weight_times_the_norm_of_the_clients_inputs(problem: Problem) -> None:
