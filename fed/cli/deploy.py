@@ -82,8 +82,17 @@ def deploy(
     follow(deployment, f"of {rounds} rounds")
     content = json.loads(deployment.result.read_text())
     console.out.print(_table(content))
+    console.out.print(bill_table(content["bill"]))
     console.say(f"Model, history and logs are in {deployment.folder}.")
     warn_of_loss(content["history"])
+
+
+def bill_table(bill: dict[str, dict[str, float]]) -> Table:
+    """What communication cost, in bytes."""
+    table = Table("bytes", *bill["up"], title="The bill")
+    for way, costs in bill.items():
+        table.add_row(way, *(f"{value:,.0f}" for value in costs.values()))
+    return table
 
 
 def warn_of_loss(history: list[dict[str, Any]]) -> None:

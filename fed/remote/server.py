@@ -65,7 +65,8 @@ class Outcome:
         tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
         durable.write_tensors(folder / "model.safetensors", tensors)
         content = {"algorithm": repr(self.algorithm), "problem": problem.name}
-        text = json.dumps({**content, "history": self.history}, indent=1)
+        bill = self.ledger.bill(self.history[-1]["round"] if self.history else 0)
+        text = json.dumps({**content, "bill": bill, "history": self.history}, indent=1)
         durable.write_text(folder / "history.json", text)
 
 

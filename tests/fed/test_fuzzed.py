@@ -28,16 +28,26 @@ from symprune.fed.remote import client as training_client
 from symprune.fed.remote.job import TrainingJob, job_from_json
 from symprune.fed.remote.replies import open_reply
 from symprune.fed.wire.envelope import Letter, unpack
+from symprune.fed.wire.grid import fit_grid, round_to
 from symprune.fed.wire.payload import decode, decode_as, decode_message, encode, encode_message
 from symprune.recipe import Recipe
 from symprune.stats import MOMENTS, SQUARE, Needs
 
 SPARSE = torch.zeros(40).index_fill(0, torch.tensor([3, 17, 30]), 2.5)
+
+
+def on_a_grid(row: torch.Tensor, bits: int) -> bytes:
+    grid = fit_grid(row.unsqueeze(0), bits)
+    return encode(round_to(row.unsqueeze(0), grid, torch.zeros(1, len(row)))[0], grid=grid)
+
+
 PAYLOADS = {
     "dense": encode(torch.linspace(-1, 1, 12).view(3, 4)),
     "indexed": encode(SPARSE),
     "masked": encode(torch.where(torch.arange(30) % 2 == 0, 1.0, 0.0).to(torch.float64)),
     "coded": encode(torch.tensor([0.5, -0.5, 0.0, 0.5] * 8), table=True),
+    "grid": on_a_grid(torch.linspace(-1, 1, 150), 8),
+    "sparse grid": on_a_grid(torch.where(torch.arange(900) % 9 == 0, 1.5, 0.0), 4),
     "booleans": encode(torch.arange(30) % 3 == 0),
     "whole numbers": encode(torch.arange(9, dtype=torch.int16)),
 }

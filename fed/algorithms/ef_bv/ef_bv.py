@@ -97,9 +97,11 @@ class EFBV(SampledClients):
     ) -> tuple[State, Message]:
         compressor = parse(self.compressor)
         difference = problem.gradient(received["x"]) - client["h"]
-        d = compressor.sent(difference, turn.stream("compress"))
-        h = client["h"] + given(self.lam) * self.weight(turn) * d.tensor
-        return {"h": h}, {"d": d}
+        sent = compressor.sent(difference, turn.stream("compress"))
+        d = sent.tensor
+        assert isinstance(d, Tensor)
+        h = client["h"] + given(self.lam) * self.weight(turn) * d
+        return {"h": h}, {"d": sent}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         d = self.weight(turn) * replies["d"].sum(0) / turn.n

@@ -39,8 +39,11 @@ def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> No
         *("--split", "class:2", "--output", str(tmp_path), "--quiet"),
     )
     assert "accuracy" in text and "bytes up" in text
-    history = json.loads((tmp_path / "history.json").read_text())["history"]
+    content = json.loads((tmp_path / "history.json").read_text())
+    history, bill = content["history"], content["bill"]
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4, 5]
+    assert "per client and round" in text and (tmp_path / "bill.png").stat().st_size > 5000
+    assert bill["up"]["total"] == history[-1]["bytes_up"] == 5 * bill["up"]["per round"]
     weight = load_file(tmp_path / "model.safetensors")["weight"]
     assert weight.shape == (10, 65) and int((weight != 0).sum()) == 65
 
@@ -150,7 +153,9 @@ algorithms:
     assert "averaging" in text and "kB up to 0.3" in text
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert rows[0]["options"]["gamma"] in (0.3, 0.03)
-    assert (tmp_path / "out" / "accuracy-against-bytes.png").stat().st_size > 5000
+    assert rows[0]["kB up a round"] < rows[1]["kB up a round"]
+    for picture in ("accuracy-against-bytes.png", "bill.png"):
+        assert (tmp_path / "out" / picture).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.compressors import TopK, WholeNumbers, parse
 from symprune.fed.randomness import Stream
-from symprune.fed.wire.grid import BLOCK, LARGEST, fit_grid
+from symprune.fed.wire.grid import BLOCK, LARGEST, decode_on_grid, encode_on_grid, fit_grid
 from symprune.fed.wire.parcel import Parcel, Sent, collect, merge
 from symprune.fed.wire.payload import decode, encode, encoded_sizes
 
@@ -128,6 +129,22 @@ def test_bytes_that_lie_are_refused() -> None:
     dense[4] = 128 | 3
     with pytest.raises(SympruneError, match="unknown grid"):
         decode(bytes(dense))
+
+
+def test_a_value_needs_a_block_and_blocks_an_order() -> None:
+    x = torch.zeros(1, 300)
+    x[0, 5] = 1.0
+    grid = fit_grid(x, 8)
+    data = encode_on_grid(x[0, 5:6], torch.tensor([5]), 300, grid)
+    value, end = decode_on_grid(data, 0, torch.tensor([7]), 300, torch.float32)
+    assert value.tolist() == pytest.approx([1.0], rel=0.01) and end == len(data)
+    with pytest.raises(SympruneError, match="before its first block"):
+        decode_on_grid(data, 0, torch.tensor([4]), 300, torch.float32)
+    twice = replace(grid, starts=torch.tensor([[5, 5]]), count=torch.tensor([2]))
+    twice = replace(twice, steps=grid.steps.expand(1, 2))
+    data = encode_on_grid(x[0, 5:6], torch.tensor([5]), 300, twice)
+    with pytest.raises(SympruneError, match="out of order"):
+        decode_on_grid(data, 0, torch.tensor([5]), 300, torch.float32)
 
 
 def encode_dense() -> bytes:
