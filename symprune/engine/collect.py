@@ -36,7 +36,7 @@ class Collector(TorchFunctionMode):
 
     Matrices that are given the same tensor (q/k/v, gate/up) share one object. `choosing` are the
     matrices whose output decided what is computed next, `unknown` the parameters that stood in a
-    product and are none of the matrices. `gradients` are measured elsewhere, in a pass of their own.
+    product and are none of the matrices. `gradients` come from a pass of their own.
     """
 
     def __init__(
