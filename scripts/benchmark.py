@@ -38,20 +38,23 @@ from symprune.recipe import Recipe
 from symprune.refine import dsnot
 from symprune.refine.swap import swap
 from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats
-from symprune.update.alternating import alternate
-from symprune.update.least_squares import least_squares
+from symprune.update import UPDATES
+from symprune.update.alternating import MaskOf, alternate
+from symprune.update.least_squares import LeastSquares, least_squares
 
 console = Console(width=110)
 
 
-def in_turns(*jobs: Callable[[], object], repeat: int) -> list[list[float]]:
+def in_turns(
+    *jobs: Callable[[], object], repeat: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
     """The times of every job, the jobs run in turns."""
     times: list[list[float]] = [[] for _ in jobs]
     for _ in range(repeat):
         for job, taken in zip(jobs, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             job()
-            taken.append(time.perf_counter() - start)
+            taken.append(clock() - start)
     return times
 
 
@@ -190,6 +193,42 @@ def frontier() -> None:
         product, ours = best(lambda: weight @ gram, job, repeat=2)
         table.add_row(name, f"{product:.2f} s", f"{ours:.2f} s", f"{ours / product:.1f}")
     console.print(table)
+    bound_of_rounds()
+
+
+def bound_of_rounds() -> None:
+    """The rounds of `best` against the products W @ G they cannot do without: one for every step,
+    one more for every round. Processor time, so that other work shows less."""
+    fit = Recipe.named("best").weight_update
+    assert isinstance(fit, LeastSquares)
+    needed = fit.rounds + (fit.rounds - 1) * fit.round_iters + fit.iters
+    table = Table(f"{fit.rounds} rounds, 50 %", "W @ G", "rounds", "products", "times the bound")
+    for rows, columns in ((1536, 576), (576, 1536), (4096, 4096)):
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(rows, columns, generator=generator)
+        x = torch.randn(2 * columns, columns, generator=generator)
+        x += x.roll(1, 1)
+        gram, norms = x.T @ x, {"input_norm": x.norm(dim=0)}
+
+        def mask_of(
+            values: Tensor, share: float, norms: dict[str, Tensor] = norms, half: int = columns // 2
+        ) -> Tensor:
+            return masks.drop_lowest(criteria.get("wanda")(values, norms), int(share * half))
+
+        def rounds(weight: Tensor = weight, gram: Tensor = gram, mask_of: MaskOf = mask_of) -> None:
+            steps = {"iters": fit.round_iters, "last_iters": fit.iters}
+            alternate(weight, gram, mask_of, rounds=fit.rounds, shrink=0.1, **steps)
+
+        room = torch.empty_like(weight)
+        products = lambda w=weight, g=gram, out=room: torch.mm(w, g, out=out)  # noqa: E731
+        repeat = 3 if columns > 2000 else 9
+        one, all_rounds = in_turns(products, rounds, repeat=repeat, clock=time.process_time)
+        ratio = min(all_rounds) / min(one)
+        table.add_row(
+            f"{rows} x {columns}", f"{min(one):.3f} s", f"{min(all_rounds):.2f} s",
+            f"{ratio:.1f} for {needed}", f"{ratio / needed:.2f}",
+        )  # fmt: skip
+    console.print(table)
 
 
 def whole_engine() -> None:
@@ -262,7 +301,7 @@ def waits() -> None:
     recipes += [Recipe(method="wanda", group="layer"), Recipe(method="wanda", pattern="2:4")]
     recipes += [Recipe(method="wanda", allocate=name) for name in ("owl", "error")]
     recipes += [Recipe(method="wanda", refine=refine) for refine in (dsnot, "swap")]
-    recipes += [Recipe(method="wanda", update=update) for update in ("lsq", "sparsegpt")]
+    recipes += [Recipe(method="wanda", update=update) for update in UPDATES]
     table = Table("host waits for an accelerator", "a matrix", "a matrix, errors reported")
     for recipe in recipes:
         counts = []

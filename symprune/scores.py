@@ -33,17 +33,17 @@ def wanda(weight: Tensor, input_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
     return weight.abs().mul_(input_norm**alpha)
 
 
+def owanda(weight: Tensor, output_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """|W| y^alpha (Corollary 6.3.3; inside one row the same order as magnitude)"""
+    return weight.abs().mul_(output_norm.unsqueeze(1) ** alpha)
+
+
 def wanda_plus_plus(
     weight: Tensor, input_norm: Tensor, regional_gradient: Tensor, *, strength: float = 100.0
 ) -> Tensor:
     """|W| (strength G + x) (Wanda++; G: root mean square over samples of the gradient of the block
     output's norm)"""
     return weight.abs().mul_(torch.add(input_norm, regional_gradient, alpha=strength))
-
-
-def owanda(weight: Tensor, output_norm: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """|W| y^alpha (Corollary 6.3.3; inside one row the same order as magnitude)"""
-    return weight.abs().mul_(output_norm.unsqueeze(1) ** alpha)
 
 
 def symwanda_general(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from symprune.scores import inverse
-from symprune.update.damped_gram import DampedGram
+from symprune.update.damped_gram import DampedGram, Room
 
 MaskOf = Callable[[Tensor, float], Tensor]
 """mask_of(values, share): the keep-mask when that share of what has to go is removed."""
@@ -45,9 +45,9 @@ def alternate(
     weight = weight.float()
     damped_gram = DampedGram.from_gram(gram.to(weight.device), damping, shrink)
     towards = inverse(damped_gram.diagonal)
-    fitted, pull = weight.clone(), torch.zeros_like(weight)
+    fitted, pull, room = weight.clone(), torch.zeros_like(weight), Room.for_rows_of(weight)
     for number in range(1, rounds + 1):
         keep = mask_of(pull.mul_(towards).add_(fitted), 1 - (1 - number / rounds) ** 3)
         steps = (iters, 0.0) if number < rounds else (last_iters, tolerance)
-        pull = damped_gram.descend(weight, fitted, keep, *steps)
+        pull = damped_gram.descend(weight, fitted, keep, *steps, room)
     return fitted, keep

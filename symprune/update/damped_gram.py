@@ -14,6 +14,31 @@ STEPS_UNSEEN = 8  # between looks at whether all rows are done; a look waits for
 
 
 @dataclass(frozen=True)
+class Room:
+    """What some rows' steps are computed in, made once: fresh memory costs more than a pass over
+    it does."""
+
+    scale: Tensor
+    step: Tensor
+    image: Tensor
+    spare: Tensor
+    before: Tensor
+    pulled: Tensor
+
+    @classmethod
+    def for_rows_of(cls, weight: Tensor) -> Room:
+        """As many as are worked on at once."""
+        at_once = ROWS_AT_ONCE if weight.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
+        return cls(*(torch.empty_like(weight[:at_once]) for _ in fields(cls)))
+
+    def first(self, rows: int) -> Room:
+        """Room for fewer rows, in the same place."""
+        if rows == len(self.scale):
+            return self
+        return Room(*(getattr(self, each.name)[:rows] for each in fields(self)))
+
+
+@dataclass(frozen=True)
 class DampedGram:
     """d^T (G + R) d, what a row's loss d costs; R is a diagonal, `added`."""
 
@@ -44,14 +69,20 @@ class DampedGram:
         return torch.linalg.vecdot(lost, self.pull(lost))
 
     def descend(
-        self, weight: Tensor, fitted: Tensor, keep: Tensor, iters: int, tolerance: float = 0.0
+        self,
+        weight: Tensor,
+        fitted: Tensor,
+        keep: Tensor,
+        iters: int,
+        tolerance: float = 0.0,
+        room: Room | None = None,
     ) -> Tensor:
         """At most `iters` steps of conjugate gradients over the kept weights of `fitted`, in place,
         towards `weight`; the others become zero. No row's error rises. Returns the pull of what is
-        still lost."""
-        at_once = ROWS_AT_ONCE if fitted.device.type == "cpu" else ROWS_AT_ONCE_ELSEWHERE
+        still lost. Who comes again brings the room."""
         scale, pull = inverse(self.diagonal), torch.empty_like(fitted)
-        room = _Room.like(fitted[:at_once])
+        room = room or Room.for_rows_of(fitted)
+        at_once = len(room.scale)
         parts = zip(*(t.split(at_once) for t in (weight, fitted, keep, pull)), strict=True)
         for whole, rows, kept, pulls in parts:
             here = room.first(len(rows))
@@ -78,7 +109,7 @@ class DampedGram:
         self,
         fitted: Tensor,
         pull: Tensor,
-        room: _Room,
+        room: Room,
         noise: Tensor,
         iters: int,
         tolerance: float,
@@ -87,8 +118,9 @@ class DampedGram:
         may change.
 
         Along a step the error falls as long as its true slope is above half of the one computed,
-        so a row is done when the next slope is no more than twice the noise in it: going on would
-        divide noise by noise. A row is done as well at `tolerance` of its first residual.
+        which is the residual's size since the steps before have left none along themselves. So a
+        row is done when that is no more than twice the noise in it: going on would divide noise by
+        noise. A row is done as well at `tolerance` of its first residual.
         """
         rounding = torch.finfo(fitted.dtype).eps
         step, image, scale, spare = room.step, room.image, room.scale, room.spare
@@ -102,9 +134,8 @@ class DampedGram:
                 break
             self.pull(step, out=image)
             curvature = _dot(step, image, spare)
-            slope = _dot(step, pull, spare)
-            going = going & (slope > 2 * noise * length.sqrt()) & (curvature > rounding * length)
-            rate = torch.where(going, slope / curvature, 0.0)
+            going = going & (size > 2 * noise * length.sqrt()) & (curvature > rounding * length)
+            rate = torch.where(going, size / curvature, 0.0)
             fitted.addcmul_(rate, step)
             pull.addcmul_(rate, image, value=-1)
             scaled = torch.mul(pull, scale, out=image)
@@ -120,29 +151,6 @@ class DampedGram:
             return
         torch.where(fell, fitted, before, out=fitted)
         torch.where(fell, pull, pulled, out=pull)
-
-
-@dataclass(frozen=True)
-class _Room:
-    """What some rows' steps are computed in, made once: fresh memory costs more than a pass over
-    it does."""
-
-    scale: Tensor
-    step: Tensor
-    image: Tensor
-    spare: Tensor
-    before: Tensor
-    pulled: Tensor
-
-    @classmethod
-    def like(cls, rows: Tensor) -> _Room:
-        return cls(*(torch.empty_like(rows) for _ in fields(cls)))
-
-    def first(self, rows: int) -> _Room:
-        """Room for fewer rows, in the same place."""
-        if rows == len(self.scale):
-            return self
-        return _Room(*(getattr(self, each.name)[:rows] for each in fields(self)))
 
 
 def _dot(left: Tensor, right: Tensor, spare: Tensor) -> Tensor:
