@@ -101,6 +101,14 @@ Targets = Annotated[
         rich_help_panel=STATISTICS,
     ),
 ]
+SelfSamples = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=o.CALIBRATION,
+        help="Windows more that the dense model, loaded as a whole, writes itself: against fitting "
+        "few tokens too well. [dim]\\[default: 0][/dim]",
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,

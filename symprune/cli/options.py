@@ -64,14 +64,6 @@ SeqLen = Annotated[
         help="Tokens per window, at most what the model supports. [dim]\\[default: 2048][/dim]",
     ),
 ]
-SelfSamples = Annotated[
-    int | None,
-    typer.Option(
-        rich_help_panel=CALIBRATION,
-        help="Windows more that the dense model, loaded as a whole, writes itself: against fitting "
-        "few tokens too well. [dim]\\[default: 0][/dim]",
-    ),
-]
 Seed = Annotated[
     int | None,
     typer.Option(

@@ -18,6 +18,7 @@ from symprune.cli.groups import (
     Reconstructing,
     Refining,
     Running,
+    SelfSamples,
     Valuing,
     expand,
 )
@@ -33,7 +34,7 @@ def prune(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
-    self_samples: o.SelfSamples = None,
+    self_samples: SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     refine: Annotated[
@@ -110,7 +111,7 @@ def refine_masks(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
-    self_samples: o.SelfSamples = None,
+    self_samples: SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
