@@ -71,7 +71,8 @@ def test_a_mask_is_the_criterions_own() -> None:
 
 
 def test_with_nothing_removed_there_is_no_mask_and_no_criterion() -> None:
-    recipe = Recipe.named("mask-only").with_changes(sparsity=0, values="int4", token_limit=None)
+    recipe = Recipe.named("mask-only").with_changes(update="lsq", token_limit=None)
+    recipe = recipe.with_changes(sparsity=0, values="int4")
     assert recipe.refine is recipe.update is recipe.allocate is None
     assert recipe.describe() == "all weights kept, int4 values by descent"
     assert decide.needs(recipe).inputs == {GRAM} and not decide.needs(recipe).outputs
