@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples"
 # What each is given, and what it must print.
 PROGRAMS: dict[str, tuple[str, str]] = {
     "compare_criteria": ("--methods wanda ria", r"ria +0\.\d+"),
+    "federated_masks": ("--rounds 2", r"ef21, top-k:0.1\+int4 +\d+\.\d% +50\.0%"),
     "federated_pruning": ("", "those of central pruning: yes"),
     "federated_training": ("--rounds 3", r"fedht +accuracy .* with 90% zeros"),
     "keep_zeros_while_training": ("--steps 3", "Afterwards 50.0% of the weights are zero"),
