@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from symprune.fed.algorithms import ALGORITHMS, build, register
     from symprune.fed.problems.datasets import Dataset, load
+    from symprune.fed.problems.layout import FlatLayout
     from symprune.fed.problems.losses import (
         Linear,
         Logistic,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from symprune.fed.problems.problem import Constants, Problem, Rows, stack_rows
     from symprune.fed.protocol import (
         Algorithm,
+        LayeredModel,
         Like,
         Message,
         Received,
@@ -63,6 +65,8 @@ _HOME = {
     "Algorithm": "protocol",
     "Constants": "problems.problem",
     "Dataset": "problems.datasets",
+    "FlatLayout": "problems.layout",
+    "LayeredModel": "protocol",
     "Like": "protocol",
     "Linear": "problems.losses",
     "Logistic": "problems.losses",
@@ -102,6 +106,8 @@ __all__ = [
     "Algorithm",
     "Constants",
     "Dataset",
+    "FlatLayout",
+    "LayeredModel",
     "Like",
     "Linear",
     "Logistic",

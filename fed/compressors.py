@@ -16,6 +16,8 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.randomness import Random, uniform_like
+from symprune.fed.wire.grid import BLOCK, EXACT, LARGEST, Grid, fit_grid, round_to
+from symprune.fed.wire.parcel import Sent
 from symprune.masks import keep_largest
 
 
@@ -57,6 +59,11 @@ class Compressor:
 
     def compress(self, x: Tensor, random: Random) -> Tensor:
         return x
+
+    def sent(self, x: Tensor, random: Random) -> Sent:
+        """`compress(x)`, a row per client, as a field of a message."""
+        bits = self.paper_bits(x.shape[-1])
+        return Sent(self.compress(x, random), bits, self.quantises)
 
     def constants(self, d: int) -> CompressionConstants:
         return CompressionConstants(0.0, 0.0, 1.0)
@@ -222,6 +229,41 @@ class QSGD(Compressor):
 
 
 @dataclass(frozen=True)
+class WholeNumbers(Compressor):
+    """Whole numbers of 8 or 4 bits times a step for every 64 values, rounding at random, unbiased.
+
+    A value is off by a variance of step^2/4 at most, and a step is the largest of 64 values over
+    127 or 7, rounded up to a bfloat16."""
+
+    bits: int
+    deterministic = False
+
+    def compress(self, x: Tensor, random: Random) -> Tensor:
+        return self._round(x, random)[0]
+
+    def sent(self, x: Tensor, random: Random) -> Sent:
+        rounded, grid = self._round(x, random)
+        if x.dtype not in EXACT:
+            return Sent(rounded, self.paper_bits(x.shape[-1]))
+        return Sent(rounded, self.paper_bits(x.shape[-1]), grid=grid)
+
+    def constants(self, d: int) -> CompressionConstants:
+        step = (1 + 2**-7) / LARGEST[self.bits]
+        block = min(d, BLOCK)
+        omega = min(block * step**2 / 4, math.sqrt(block) * step)
+        return CompressionConstants(0.0, omega, 1 + omega)
+
+    def paper_bits(self, d: int) -> int:
+        return self.bits * d + 16 * -(-d // BLOCK)
+
+    def _round(self, x: Tensor, random: Random) -> tuple[Tensor, Grid]:
+        uniform = uniform_like(x, random)
+        rows, chances = x.reshape(-1, x.shape[-1]), uniform.reshape(-1, x.shape[-1])
+        grid = fit_grid(rows, self.bits)
+        return round_to(rows, grid, chances).view(x.shape), grid
+
+
+@dataclass(frozen=True)
 class Scaled(Compressor):
     """lam * C, with lam in (0, 1]; `lam=None` takes the best one."""
 
@@ -271,6 +313,10 @@ class Chain(Compressor):
     def compress(self, x: Tensor, random: Random) -> Tensor:
         return self.outer.compress(self.inner.compress(x, random), random)
 
+    def sent(self, x: Tensor, random: Random) -> Sent:
+        last = self.outer.sent(self.inner.compress(x, random), random)
+        return replace(last, bits=self.paper_bits(x.shape[-1]))
+
     def constants(self, d: int) -> CompressionConstants:
         first = self.inner.constants(d)
         omega = self.outer.constants(self.inner.coordinates(d)).omega
@@ -288,47 +334,12 @@ class Chain(Compressor):
         return self.outer.quantises
 
 
-@dataclass(frozen=True)
-class Nice:
-    """m-nice participation: m of n workers, chosen uniformly together, send `(n/m) x`; the others
-    nothing. Acts on the stack of all workers; `omega` is a worker's, `omega_average` the mean's."""
-
-    m: int
-    n: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.m <= self.n:
-            raise SympruneError(f"Cannot choose {self.m} of {self.n} clients.")
-
-    def choose(self, random: Random) -> Tensor:
-        """The numbers of the m workers, in order."""
-        return keep_largest(uniform_like(torch.empty(self.n), random), self.m).nonzero().squeeze(1)
-
-    def compress(self, x: Tensor, random: Random) -> Tensor:
-        out = torch.zeros_like(x)
-        chosen = self.choose(random)
-        out[chosen] = x[chosen] * (self.n / self.m)
-        return out
-
-    @property
-    def omega(self) -> float:
-        return (self.n - self.m) / self.m
-
-    @property
-    def omega_average(self) -> float:
-        return 0.0 if self.n == self.m else (self.n - self.m) / (self.m * (self.n - 1))
-
-    def after(
-        self, constants: CompressionConstants, independent: bool = True
-    ) -> tuple[CompressionConstants, float]:
-        """Constants and average variance when the m workers send `C_i(x_i)`: the workers' own noise
-        is divided by m when independent, and participation adds its own, which acts on `E C_i`."""
-        mean = min((1 + constants.eta) ** 2, constants.moment)
-        ratio = self.n / self.m
-        omega = ratio * constants.omega + self.omega * mean
-        noise = constants.omega / self.m if independent else constants.omega * ratio
-        average = min(noise + self.omega_average * mean, omega)
-        return replace(constants, omega=omega, moment=ratio * constants.moment), average
+def parse_quantiser(text: str) -> Compressor:
+    """A compressor that keeps every value, rounded without bias."""
+    quantiser = parse(text)
+    if quantiser.coordinates(8) < 8 or quantiser.constants(8).eta > 0:
+        raise SympruneError(f"Values can be rounded here (int8, int4), not left out as by {text}.")
+    return quantiser
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
@@ -355,11 +366,13 @@ MAKERS = {
     "comp": (Comp, 2),
     "natural": (Natural, 0),
     "qsgd": (lambda levels: QSGD(int(levels)), 1),
+    "int8": (lambda: WholeNumbers(8), 0),
+    "int4": (lambda: WholeNumbers(4), 0),
 }
 
 
 def parse(text: str) -> Compressor:
-    """`"comp:1,15"`, `"top-k:0.05"`, `"rand-k:3"`, or a chain `"top-k:10+natural"`."""
+    """`"comp:1,15"`, `"top-k:0.05"`, `"rand-k:3"`, or a chain `"top-k:10+int8"`."""
     first, *rest = text.split("+")
     compressor = _parse_one(first)
     for part in rest:

@@ -8,19 +8,21 @@ so who runs where, in which order, and after which restart does not change a bit
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.randomness import Stream
 from symprune.fed.wire.parcel import Message, Received, Sent
 
 __all__ = [  # with the words of a message, which are the wire's
     "Algorithm",
+    "LayeredModel",
     "Like",
     "Message",
     "Received",
@@ -29,6 +31,7 @@ __all__ = [  # with the words of a message, which are the wire's
     "State",
     "Turn",
     "check",
+    "check_options",
     "filled",
     "given",
     "kept",
@@ -38,6 +41,8 @@ __all__ = [  # with the words of a message, which are the wire's
 
 T = TypeVar("T")
 State = dict[str, Tensor]
+POSITIVE = {"batch", "search_batch", "clip"}
+"""Options that mean the same wherever they are."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,16 @@ class Algorithm:
         """Numbers of the algorithm's own for the history."""
         return {}
 
-    # Across machines: whether it may run, what a reply may be, who must reply, and what survives a
-    # client's disk.
+    # Across machines: what travels, whether it may run, what a reply may be, who must reply, and
+    # what survives a client's disk.
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters that travel to the clients."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "layout"}
+
+    def located(self, layout: FlatLayout) -> Algorithm:
+        """The algorithm where its model's layout is known, which is never sent."""
+        return self
+
     def check_across_machines(self) -> None:
         """Raise a SympruneError if, as it was prepared, it must not leave the simulation."""
 
@@ -167,6 +180,18 @@ class SampledClients(Algorithm):
 
     def cohort(self, server: State, turn: Turn) -> Tensor:
         return sample(self.cohort_size, turn)
+
+
+@dataclass(frozen=True)
+class LayeredModel(Algorithm):
+    """Base of the algorithms that look at the model's layers and not at its flat vector alone. Of
+    a tensor of the layout, `sizes` says how many weights the vector has: fewer than its shape when
+    there are masks, and `gather` finds them."""
+
+    layout: FlatLayout = field(default=FlatLayout((), ()), metadata={"filled": True})
+
+    def located(self, layout: FlatLayout) -> Algorithm:
+        return replace(self, layout=layout)
 
 
 def filled(default: Any = None) -> Any:
@@ -204,6 +229,14 @@ def check(condition: bool, sentence: str) -> None:
     """Raise the sentence as a SympruneError unless the condition holds."""
     if not condition:
         raise SympruneError(sentence)
+
+
+def check_options(algorithm: Algorithm) -> None:
+    """Refuse values of the options that mean the same in every algorithm."""
+    for option in POSITIVE & {f.name for f in fields(algorithm)}:
+        value = getattr(algorithm, option)
+        sentence = f"{algorithm.name}: {option} = {value} must be positive."
+        check(value is None or value > 0, sentence)
 
 
 def kept(sparsity: float, d: int) -> int:

@@ -6,12 +6,10 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from symprune.errors import SympruneError
-from symprune.fed.protocol import Algorithm, check
+from symprune.fed.protocol import Algorithm, check, check_options
 from symprune.validation import cast_option, check_names
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
-POSITIVE = {"batch", "search_batch", "clip"}
-"""Options that mean the same wherever they are."""
 ALIASES = {"scaffnew": "proxskip"}
 
 
@@ -44,11 +42,12 @@ def build(name: str, **options: Any) -> Algorithm:
     for option, f in known_options.items():
         if f.default is MISSING and f.default_factory is MISSING and option not in options:
             raise SympruneError(f"{name} needs the option {option}.")
+    fixed = "layout" not in options  # which is not in words a user could write
+    check(fixed, f"{name} takes layout from the problem, it cannot be chosen.")
     cast = {o: cast_option(name, o, _kind(known_options[o]), v) for o, v in options.items()}
-    for option in POSITIVE & cast.keys():
-        value = cast[option]
-        check(value is None or value > 0, f"{name}: {option} = {value} must be positive.")
-    return cls(**cast)
+    algorithm = cls(**cast)
+    check_options(algorithm)
+    return algorithm
 
 
 def _kind(option: Field[Any]) -> str:

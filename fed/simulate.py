@@ -7,7 +7,8 @@ runs alone: that is the path a deployment takes, and it gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,18 @@ from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
+from symprune.fed.problems.checks import check_problem
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Algorithm, Message, Received, State, Turn
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, check_options
 from symprune.fed.randomness import check_seed
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect, merge
 
 Record = dict[str, Any]
+START = ", start "  # before the checksum of the start point, in the name of a run
+WORSE = 10  # times its loss at the start, and a run counts as diverged
 
 
 @dataclass
@@ -37,10 +42,17 @@ class Result:
     client: State
     ledger: Ledger
     history: list[Record]
+    layout: FlatLayout
 
     @property
     def model(self) -> Tensor:
-        return self.algorithm.model(self.server)
+        """The shared model, all its weights: those that masks prune are zero."""
+        return self.layout.scatter(self.algorithm.model(self.server))
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The same by the names of its tensors, as `load_state_dict` wants them."""
+        return self.layout.split(self.model)
 
     def series(self, name: str) -> list[float]:
         return [record[name] for record in self.history if name in record]
@@ -54,6 +66,30 @@ class Result:
         return None
 
 
+def ended_above_start(history: list[Record]) -> str | None:
+    """A sentence without its end if the loss, of personal models where there are any, ended higher
+    than it began."""
+    name, first, last = _judged(history)
+    if not last > first + 1e-6 * abs(first):
+        return None
+    since = history[0]["round"]
+    return f"The {name} ended at {last:.4g}, above the {first:.4g} of round {since}"
+
+
+def check_not_diverged(history: list[Record]) -> None:
+    """Refuse a run that ended finite but far above its start."""
+    sentence, (_, first, last) = ended_above_start(history), _judged(history)
+    if sentence is not None and last > WORSE * abs(first):
+        raise Diverged(sentence)
+
+
+def _judged(history: list[Record]) -> tuple[str, float, float]:
+    """The loss a run is judged by, at its start and at its end; NaN where nobody knows it."""
+    name = "personal_loss" if "personal_loss" in history[0] else "loss"
+    ends = (record.get(name, math.nan) for record in (history[0], history[-1]))
+    return (name.replace("_", " "), *ends)
+
+
 def simulate(
     algorithm: Algorithm,
     problem: Problem,
@@ -61,6 +97,7 @@ def simulate(
     *,
     seed: int = 0,
     x0: Tensor | None = None,
+    masks: Mapping[str, Tensor] | None = None,
     evaluate_every: int = 1,
     optimum: Tensor | None = None,
     clients_at_once: int | None = None,
@@ -74,17 +111,23 @@ def simulate(
     """Run `rounds` turns and return the last states, the ledger and the history.
 
     seed: of everything random, the start as well unless x0 is given. x0: the model to start from.
-    evaluate_every: turns between two records of the history. optimum: x*, adds the objective gap
-    and the distance to it. clients_at_once: size of the stacks that clients are computed in; by
-    default the whole cohort. wire: send every message through its bytes. checkpoint: a file from
-    which the run goes on if it exists, bit for bit, and to which it is saved. checkpoint_every:
-    turns between two saves. progress: show a bar. threads: for torch; with more than one the bits
-    may depend on the machine. stop: called with every record, ends the run when it returns True."""
+    masks: a `MaskSet`, or names and boolean tensors; what they prune is zero from the start on, is
+    not trained and not sent. evaluate_every: turns between two records of the history. optimum: x*,
+    adds the objective gap and the distance to it. clients_at_once: size of the stacks that clients
+    are computed in; by default the whole cohort. wire: send every message through its bytes.
+    checkpoint: a file from which the run goes on if it exists, bit for bit, and to which it is
+    saved. checkpoint_every: turns between two saves. progress: show a bar. threads: for torch; with
+    more than one the bits may depend on the machine. stop: called with every record, ends the run
+    when it returns True."""
     if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
         raise SympruneError("Rounds and intervals must be positive.")
     if clients_at_once is not None and clients_at_once < 1:
         raise SympruneError(f"clients_at_once must be above 0, not {clients_at_once}.")
     check_seed(seed)
+    check_options(algorithm)
+    check_problem(problem)
+    problem = problem if masks is None else problem.masked(masks)
+    optimum = None if optimum is None else problem.layout.gather(optimum)
     with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
         algorithm = algorithm.prepare(problem.constants())
         engine = _Engine(algorithm, problem, clients_at_once, wire)
@@ -112,27 +155,39 @@ def simulate(
                 disk.save(checkpoint, state)
             if last:
                 break
-        return Result(algorithm, state.server, state.client, ledger, state.history)
+        return Result(algorithm, state.server, state.client, ledger, state.history, problem.layout)
 
 
 def _begin(
     algorithm: Algorithm, problem: Problem, seed: int, x0: Tensor | None, checkpoint: Path | None
 ) -> disk.Snapshot:
     """The state a run starts from: the checkpoint's if there is one, else the algorithm's."""
-    x0 = problem.initial(seed) if x0 is None else x0.to(problem.dtype)
+    start, x0 = _start(problem, seed, x0)
+    run = "" if checkpoint is None else f"{algorithm!r}, {problem.fingerprint()}, seed {seed}"
+    if checkpoint is not None and checkpoint.exists():
+        state = disk.load(checkpoint)
+        run_before, _, start_before = state.run.partition(START)
+        other = f"Checkpoint {checkpoint} belongs to another run: {state.run}."
+        check(run_before == run, other)
+        same_start = not start_before or start_before == start
+        check(same_start, f"Checkpoint {checkpoint} began from another start point.")
+        return state
+    turn = Turn(0, seed, problem.clients, torch.arange(problem.clients))
+    server, client = algorithm.server_init(x0, turn), algorithm.client_init(problem, turn)
+    return disk.Snapshot(
+        f"{run}{START}{start}", 0, server, client, Ledger.empty(problem.clients).state(), []
+    )
+
+
+def _start(problem: Problem, seed: int, x0: Tensor | None) -> tuple[str, Tensor]:
+    """The point a run starts from, and a checksum that tells it from others."""
+    x0 = problem.initial(seed) if x0 is None else problem.layout.gather(x0.to(problem.dtype))
     if x0.shape != (problem.dimension,):
         raise SympruneError(
             f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} parameters."
         )
-    run = "" if checkpoint is None else f"{algorithm!r}, {problem.fingerprint()}, seed {seed}"
-    if checkpoint is not None and checkpoint.exists():
-        state = disk.load(checkpoint)
-        if state.run != run:
-            raise SympruneError(f"Checkpoint {checkpoint} belongs to another run: {state.run}.")
-        return state
-    turn = Turn(0, seed, problem.clients, torch.arange(problem.clients))
-    server, client = algorithm.server_init(x0, turn), algorithm.client_init(problem, turn)
-    return disk.Snapshot(run, 0, server, client, Ledger.empty(problem.clients).state(), [])
+    check(bool(torch.isfinite(x0).all()), "The start point holds NaN or infinity.")
+    return f"{zlib.crc32(x0.cpu().contiguous().numpy().tobytes()):08x}", x0
 
 
 @dataclass

@@ -25,7 +25,7 @@ from symprune import Recipe
 from symprune.checkpoint.packed import pack
 from symprune.eval import tables
 from symprune.jobs import pruning
-from symprune.jobs.bench import Plan, bench
+from symprune.jobs.bench.turns import Plan, bench
 
 console = Console(width=120)
 SPARSITY = 0.5

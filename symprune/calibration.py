@@ -44,13 +44,14 @@ def calibration_tokens(
 
 
 def held_out_tokens(
-    source: str, tokenizer: Tokenizer, nsamples: int, seqlen: int, seed: int
+    source: str, tokenizer: Tokenizer, nsamples: int, seqlen: int, seed: int, more: int = 0
 ) -> Tensor | None:
     """An eighth as many windows of the calibration text that none of `calibration_tokens` touches;
-    of C4, its validation part. None when nothing is left."""
+    of C4, its validation part. None when nothing is left. Behind them stand `more` others, as far
+    as there are any."""
     count = max(1, nsamples // WATCHED)
     if source == "c4":
-        return _from_documents(_c4("test"), tokenizer, count, seqlen, seed)
+        return _from_documents(_c4("test"), tokenizer, count + more, seqlen, seed)
     ids = encode(tokenizer, text(source, "train"))
     used = _starts(len(ids), nsamples, seqlen, seed, source)
     free = [
@@ -59,6 +60,8 @@ def held_out_tokens(
         if all(abs(start - taken) >= seqlen for taken in used)
     ]
     chosen = random.Random(seed).sample(free, min(count, len(free)))
+    others = sorted(set(free) - set(chosen))
+    chosen += random.Random(seed).sample(others, min(more, len(others)))
     return torch.stack([ids[start : start + seqlen] for start in chosen]) if chosen else None
 
 

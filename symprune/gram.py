@@ -59,6 +59,7 @@ class GramSum:
         self, channels: int, device: torch.device | str, scale: Tensor | None = None
     ) -> None:
         self.channels = channels
+        self.there = device
         self.width = _stripe_width(channels)
         self.matrix = _square(channels, device)
         self.scale = None if scale is None else scale.to(self.matrix.device)
@@ -80,9 +81,7 @@ class GramSum:
                     rows.start - start : rows.stop - start,
                     columns.start - start : columns.stop - start,
                 ]
-                multiples = torch.outer(self.scale[rows], self.scale[columns])
-                multiples *= ROUND_TO_ONE * 2.0**-DIGITS
-                total = (multiples + product).sub_(multiples)
+                total = _round(product, self.scale[rows], self.scale[columns])
                 piece.store(total.add_(piece.sums).add_(piece.rests))
 
     def merge(self, other: GramSum) -> None:
@@ -111,6 +110,36 @@ class GramSum:
         self.corner.copy_(state["gram_rest"])
         self._mirrored = False
 
+    def upper(self) -> tuple[Tensor, Tensor]:
+        """What is on and above the diagonal, row by row: the sums, and the rests of these."""
+        self._begin()
+        sums, rests = [], []
+        for start, end in self._stripes():
+            inside = self._above(start, end)
+            sums.append(self.matrix[start:end, start:][inside])
+            beside = self.matrix[end:, start:end].T
+            rests.append(torch.cat([self.corner[start:end, : end - start], beside], 1)[inside])
+        return torch.cat(sums), torch.cat(rests)
+
+    def load_upper(self, sums: Tensor, rests: Tensor) -> None:
+        """Take over what `upper()` gave."""
+        at = 0
+        for start, end in self._stripes():
+            inside = self._above(start, end)
+            here = slice(at, at + int(inside.sum()))
+            self.matrix[start:end, start:][inside] = sums[here].to(self.matrix.device)
+            stripe = self.matrix.new_zeros(inside.shape)
+            stripe[inside] = rests[here].to(self.matrix.device)
+            self.corner[start:end, : end - start] = stripe[:, : end - start]
+            self.matrix[end:, start:end] = stripe[:, end - start :].T
+            at = here.stop
+        self._mirrored = False
+
+    def _above(self, start: int, end: int) -> Tensor:
+        """Of a stripe from its diagonal on, what is not below the diagonal."""
+        size = (end - start, self.channels - start)
+        return torch.ones(size, dtype=torch.bool, device=self.matrix.device).triu()
+
     def whole(self) -> Tensor:
         """G, fp32 and symmetric to the last bit, which a product alone need not be.
 
@@ -122,6 +151,17 @@ class GramSum:
             self.matrix[end:, start:end] = self.matrix[start:end, end:].T
         self._mirrored = True
         return self.matrix
+
+    def reorder(self, order: Tensor) -> None:
+        """Channel order[i] becomes channel i, for good: the rests are rounded away."""
+        matrix = self.whole()
+        order = order.to(matrix.device)
+        for some in matrix.split(self.width):
+            some.copy_(some.index_select(1, order))
+        for some in matrix.split(self.width, dim=1):
+            some.copy_(some.index_select(0, order))
+        if self.scale is not None:
+            self.scale = self.scale.index_select(0, order)
 
     def _begin(self) -> None:
         """Make room for rests where the mirrored half is."""
@@ -154,6 +194,56 @@ class GramSum:
                 yield _Piece(rows, columns, self.matrix[rows, columns], rests[within])
 
 
+class CrossSum:
+    """sum_n L[n]^T R[n], exact as a `GramSum` is, for the same channels on both sides.
+
+    It is not symmetric, so the rests of the sums take a matrix of their own.
+    """
+
+    def __init__(self, channels: int, device: torch.device | str) -> None:
+        self.channels = channels
+        self.matrix, self.rests = _square(channels, device), _square(channels, device)
+
+    def add(self, left: Tensor, right: Tensor, scale: Tensor) -> None:
+        """Add the products of two `[tokens, channels]`, fp32, rounded by the scale of a `GramSum`
+        they go with."""
+        width = _stripe_width(self.channels)
+        most = CACHED if self.matrix.device.type == "cpu" else width * self.channels
+        for start in range(0, self.channels, width):
+            products = (left[:, start : start + width].T @ right).to(self.matrix.device)
+            for piece in self._pieces(start, start + width, most):
+                product = products[piece.rows.start - start : piece.rows.stop - start]
+                total = _round(product, scale[piece.rows], scale)
+                piece.store(total.add_(piece.sums).add_(piece.rests))
+
+    def merge(self, other: CrossSum) -> None:
+        """Add another sum."""
+        every = (0, self.channels, CACHED)
+        for mine, others in zip(self._pieces(*every), other._pieces(*every), strict=True):
+            mine.store(mine.total().add_(others.total().to(self.matrix.device)))
+
+    def all_reduce(self, device: torch.device) -> None:
+        """Add up over all processes, in pieces that visit the device."""
+        for piece in self._pieces(0, self.channels, SENT):
+            visiting = piece.total().to(device)
+            dist.all_reduce(visiting)
+            piece.store(visiting.to(self.matrix.device))
+
+    def _pieces(self, start: int, end: int, most: int) -> Iterator[_Piece]:
+        """Whole rows, at most `most` numbers together."""
+        end, step = min(end, self.channels), max(1, most // self.channels)
+        for row in range(start, end, step):
+            rows = slice(row, min(row + step, end))
+            yield _Piece(rows, slice(0, self.channels), self.matrix[rows], self.rests[rows])
+
+
+def _round(product: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """fp32 -> fp64, to multiples that the scales of its rows and columns say."""
+    multiples = torch.outer(rows, columns)
+    multiples *= ROUND_TO_ONE * 2.0**-DIGITS
+    return (multiples + product).sub_(multiples)
+
+
 def scale_of(sample: Tensor) -> Tensor:
     """For each channel of `[tokens, channels]` a power of two from its norm to twice that; 0
     for one that is zero."""
@@ -163,9 +253,10 @@ def scale_of(sample: Tensor) -> Tensor:
     return torch.where(energy > 0, power, torch.zeros_like(power))
 
 
-def memory_of(channels: int) -> int:
-    """Bytes a sum takes."""
-    return 4 * channels * (channels + _stripe_width(channels))
+def memory_of(channels: int, crossed: bool = False) -> int:
+    """Bytes a sum takes, with a `CrossSum` beside it or without."""
+    alone = 4 * channels * (channels + _stripe_width(channels))
+    return alone + 8 * channels * channels if crossed else alone
 
 
 def _stripe_width(channels: int) -> int:

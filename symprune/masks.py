@@ -84,12 +84,18 @@ def count_removed_from(rows: int, columns: int, sparsity: float, group: str) -> 
 def keep_count(score: Tensor, count: int, group: str) -> Tensor:
     """The matrix loses exactly `count` weights: the lowest, or, by `row`, the lowest of every row,
     one more from the first rows when the count does not divide."""
+    if 0 < count < score.numel():
+        check_ordered(score)
+    return keep_ordered(score, count, group)
+
+
+def keep_ordered(score: Tensor, count: int, group: str) -> Tensor:
+    """`keep_count` for a caller that knows its scores to be numbers."""
     if group == "layer":
-        return drop_lowest(score.flatten(), count).view(score.shape)
+        return drop_ordered(score.flatten(), count).view(score.shape)
     each, more = divmod(count, score.shape[0])
     if not more:
-        return drop_lowest(score, each)
-    check_ordered(score)
+        return drop_ordered(score, each)
     return torch.cat([drop_ordered(score[:more], each + 1), drop_ordered(score[more:], each)])
 
 

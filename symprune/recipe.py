@@ -15,9 +15,12 @@ from symprune import criteria, masks
 from symprune.allocate import Allocation, choose_allocation
 from symprune.errors import SympruneError
 from symprune.machine import durable
+from symprune.permute import choose_parts
 from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
+from symprune.stats import GRAM
 from symprune.update import LeastSquares, Update, choose_update
+from symprune.update.targets import OWN, TARGETS
 from symprune.validation import (
     check_choice,
     check_names,
@@ -29,8 +32,9 @@ from symprune.values import Rounding, choose_rounding
 from symprune.values.grid import GRIDS, Grid
 
 BOS = ("auto", "always", "never")
+INPUTS = ("pruned", "dense")
 HEAD_VALUES = ("int8", "int4")
-MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000}
+MOST = {"nsamples": 1_000_000, "seqlen": 10_000_000, "self_samples": 1_000_000}
 """Windows, and tokens in a window, that any machine may be asked to hold."""
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -54,11 +58,22 @@ class Recipe:
             have the model's type. With sparsity 0 all weights are kept, and no other step is taken.
         reconstruct: A training of each block's kept weights on the dense model's outputs, through
             the rounding where there are values: `block`, likewise.
+        inputs: What statistics are measured on: the outputs of the `pruned` blocks before, or of
+            the `dense` ones. (The option of that name of `reconstruct` says the same of training.)
+        sequential: Whether a block is measured and pruned group by group in the order data flows
+            through it, each group behind the pruned ones before it.
+        targets: What updates and values are fitted to: the layer's `own` outputs on the inputs it
+            has behind pruned blocks, the `dense` model's outputs, or, `mixed`, a part of the way
+            between them that held-out tokens choose. The last two go group by group.
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
+        permute: With a pattern, which channels are put into an order it keeps more in, folded into
+            the weights: `mlp`, `heads`, `residual` (with commas between them) or `all`.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
         calibration: The text: c4, wikitext2, builtin or a file.
         nsamples: How many windows of it.
         seqlen: How many tokens in a window.
+        self_samples: How many windows more the dense model writes itself, from beginnings in the
+            others; left out, none.
         seed: Of everything random.
         calibration_seed: Of the choice of windows; left out, `seed`.
         bos: Whether windows of text begin with BOS, in calibration and evaluation: `auto` (where
@@ -76,11 +91,16 @@ class Recipe:
     allocate: str | Mapping[str, Any] | None = None
     values: str | Mapping[str, Any] | None = None
     reconstruct: str | Mapping[str, Any] | None = None
+    inputs: str = "pruned"
+    sequential: bool = False
+    targets: str = "own"
     values_head: str | None = None
+    permute: str | list[str] | None = None
     token_limit: float | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     seed: int = 0
     calibration_seed: int | None = None
     bos: str = "auto"
@@ -98,8 +118,12 @@ class Recipe:
             raise SympruneError(f"Unknown group {self.group!r}; choose row or layer.")
         if self.pattern is not None and self.group != "row":
             raise SympruneError(f"Pattern {self.pattern} is its own group; leave out the group.")
+        if self.self_samples == 0:
+            object.__setattr__(self, "self_samples", None)
         for name, most in MOST.items():
             value = getattr(self, name)
+            if value is None and name == "self_samples":
+                continue
             if not _is_whole(value) or not 1 <= value <= most:
                 raise SympruneError(f"{name} must be a whole number from 1 to {most:,}.")
         for name, seed in {"seed": self.seed, "calibration_seed": self.text_seed}.items():
@@ -112,6 +136,10 @@ class Recipe:
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
         check_choice("bos", self.bos, BOS)
+        check_choice("inputs", self.inputs, INPUTS)
+        check_choice("targets", self.targets, TARGETS)
+        if not isinstance(self.sequential, bool):
+            raise SympruneError(f"sequential is true or false, not {self.sequential!r}.")
         if self.keeps_all:  # nothing to refine, to update or to allocate
             for step in ("refine", "update", "allocate"):
                 object.__setattr__(self, step, None)
@@ -121,6 +149,8 @@ class Recipe:
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
         object.__setattr__(self, "values", to_mapping(self.rounding))
         object.__setattr__(self, "reconstruct", to_mapping(self.reconstruction))
+        parts = choose_parts(self.permute)
+        object.__setattr__(self, "permute", ",".join(parts) or None)
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -129,10 +159,55 @@ class Recipe:
             check_choice("values_head", self.values_head, HEAD_VALUES)
         if self.refine is not None and update is not None and update.finds_mask:
             raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
+        self._check_flow()
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
                 f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."
             )
+        if self.permute is not None and self.pattern is None:
+            raise SympruneError(
+                "Without an N:M pattern the order of channels changes nothing: leave out --permute."
+            )
+
+    def check_takes_masks(self) -> None:
+        """Fail where it cannot go on from masks that were made earlier."""
+        update = self.weight_update
+        if update is not None and update.finds_mask:
+            raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
+        if self.allocate is not None:
+            raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
+        if self.permute is not None:
+            raise SympruneError(
+                "Masks made with --permute fit the weights beside them, not the dense model's: "
+                "make new ones."
+            )
+
+    def _check_flow(self) -> None:
+        fitted = (self.weight_update, self.rounding)
+        if self.targets != OWN and all(step is None or step.needs != GRAM for step in fitted):
+            raise SympruneError(
+                f"targets {self.targets} is what weights are fitted to: give an update, or values "
+                "that are not rounded to the nearest."
+            )
+        if self.inputs == "dense" and self.by_groups:
+            raise SympruneError(
+                "inputs dense measures the dense model, where no group is behind a pruned one: "
+                "leave out sequential and targets."
+            )
+        if self.by_groups and self.permute is not None:
+            raise SympruneError(
+                "permute orders the channels of a block that was measured at once: leave out "
+                "sequential and targets."
+            )
+        if self.by_groups and "regional_gradient" in self.criterion.needs:
+            raise SympruneError(
+                f"Method {self.method} needs the gradients of a dense block: leave out sequential "
+                "and targets."
+            )
+
+    @property
+    def permuted_parts(self) -> tuple[str, ...]:
+        return choose_parts(self.permute)
 
     @property
     def text_seed(self) -> int:
@@ -173,6 +248,23 @@ class Recipe:
         return choose_reconstruction(self.reconstruct)
 
     @property
+    def by_groups(self) -> bool:
+        """Whether the groups of a block are measured one after the other."""
+        return self.sequential or self.targets != OWN
+
+    @property
+    def follows_pruned(self) -> bool:
+        """Whether something is measured or trained on the outputs of pruned blocks."""
+        trained = self.reconstruction
+        return self.inputs == "pruned" or (trained is not None and trained.inputs == "pruned")
+
+    @property
+    def follows_dense(self) -> bool:
+        """Whether the outputs of dense blocks are made use of."""
+        needed = self.inputs == "dense" or self.targets != OWN
+        return needed or self.reconstruction is not None
+
+    @property
     def head_grid(self) -> Grid | None:
         return None if self.values_head is None else GRIDS[self.values_head]
 
@@ -191,6 +283,14 @@ class Recipe:
         parts = ["all weights kept"] if self.keeps_all else self._describe_mask()
         if self.token_limit is not None:
             parts.append(f"token limit {self.token_limit:g}")
+        if self.self_samples is not None:
+            parts.append(f"{self.self_samples} windows of its own")
+        if self.inputs == "dense":
+            parts.append("measured on the dense model")
+        if self.by_groups:
+            parts.append("group by group")
+        if self.targets != OWN:
+            parts.append(f"towards {self.targets} targets")
         if self.rounding is not None:
             parts.append(f"{self.rounding.name} values by {self.rounding.solve}")
         if self.reconstruction is not None:
@@ -207,6 +307,8 @@ class Recipe:
         steps += [step.name for step in (self.refinement, self.weight_update) if step]
         if self.rounds > 1:
             steps[-1] += f" in {self.rounds} rounds"
+        if self.permute is not None:
+            amount += f" with {' and '.join(self.permuted_parts)} permuted"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
         return [" + ".join(steps), amount]
@@ -243,12 +345,12 @@ class Recipe:
         return cls.load(name)
 
     def with_changes(self, **changes: Any) -> Recipe:
-        """A copy with some fields replaced; a new sparsity displaces a pattern, and a new pattern a
-        sparsity and its allocation."""
+        """A copy with some fields replaced; a new sparsity displaces a pattern and what is
+        permuted for it, and a new pattern a sparsity and its allocation."""
         if changes.get("pattern") is not None:
             changes = {"sparsity": None, "allocate": None, **changes}
         if changes.get("sparsity") is not None and "pattern" not in changes:
-            changes["pattern"] = None
+            changes = {"permute": None, **changes, "pattern": None}
         if "method" in changes and "params" not in changes and changes["method"] != self.method:
             changes["params"] = {}
         return replace(self, **changes)

@@ -5,11 +5,12 @@ What Wanda's, RIA's and DSnoT's published numbers rest on. Over N samples of T_n
     mean      m_i = (1/N) sum_n sum_t X[n,t,i]    (DSnoT's E[X]: summed over tokens)
     variance  v_i = sum_n T_n Var_t X[n,:,i] / sum_n T_n    (population, within samples)
     gram      G = sum_n X[n]^T X[n]
+    drift     D = sum_n (Z[n] - X[n])^T X[n]    (Z: what the dense model has in the place of X)
 All are functions of sums over samples, so two partial results add up to the whole. A sample is
 summed in fp32; samples are added as pairs of fp64 numbers, a sum and what its roundings lost. Such
 a sum is exact while a channel's samples are within 20 orders of magnitude of each other, so neither
 their order nor how they were split over batches, processes or clients shows in a bit of the result.
-The Gram matrix is summed by `gram`, in another exact way. Knows tensors only.
+Gram matrix and drift are summed by `gram`, in another exact way. Knows tensors only.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.gram import GramSum
+from symprune.gram import CrossSum, GramSum
 from symprune.machine import host
 
 SQUARE = "square"
 MOMENTS = "moments"
 GRAM = "gram"
+DRIFT = "drift"
 TOTAL, WITHIN = "total", "within"  # the sums `moments` are made of
 SHRINK = 2.0  # times `noise`: how much less correlated than measured channels are taken to be
 PIECE = 2**20  # of numbers that are squared at once: few enough to stay in the cache
@@ -51,21 +53,28 @@ class Needs:
         """Whether the calibration data itself is fitted, or an error on it reported."""
         return GRAM in self.inputs
 
+    @property
+    def watched(self) -> Needs:
+        """What of it is collected of tokens that decide nothing."""
+        return Needs(self.inputs & {GRAM, DRIFT}, token_limit=self.token_limit)
+
 
 def limit_tokens(batch: Tensor, limit: float) -> Tensor:
     """`[..., tokens, channels]` with every token at most `limit` times as long as the median one of
-    its sample.
+    its sample."""
+    x = torch.atleast_2d(batch).float()
+    return x if x.numel() == 0 else x * token_scales(x, limit)
+
+
+def token_scales(x: Tensor, limit: float) -> Tensor:
+    """What `limit_tokens` multiplies each token of `[..., tokens, channels]`, fp32, with.
 
     Models park attention on a few tokens, the first of a window above all, whose activations are
     hundreds of times longer than the rest. In a sum of squares these few outweigh all text.
     """
-    x = torch.atleast_2d(batch).float()
-    if x.numel() == 0:
-        return x
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     usual = length.median(-2, keepdim=True).values
-    scale = torch.where(usual > 0, (limit * usual / length).clamp(max=1), torch.ones_like(length))
-    return x * scale
+    return torch.where(usual > 0, (limit * usual / length).clamp(max=1), torch.ones_like(length))
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +89,8 @@ class ChannelStats:
 
     Args:
         channels: How many there are.
-        collect: Which statistics: `square` (for the norm), `moments` (mean and variance), `gram`.
+        collect: Which statistics: `square` (for the norm), `moments` (mean and variance), `gram`
+            and with it `drift`.
         device: Where the sums are, and batches are expected.
         gram_device: Where the Gram matrix is: with the other sums (`auto`), `cpu` or `disk`.
         gram_scale: What its parts agree on, see `GramSum`; if None, the first sample's.
@@ -98,7 +108,7 @@ class ChannelStats:
         self.channels = channels
         self.device = torch.device(device)
         self.collect = frozenset(collect)
-        unknown = self.collect - {SQUARE, MOMENTS, GRAM}
+        unknown = self.collect - {SQUARE, MOMENTS, GRAM, DRIFT}
         if unknown:
             raise SympruneError(f"Unknown statistic {min(unknown)!r}.")
         self.samples = 0
@@ -112,10 +122,15 @@ class ChannelStats:
             there = device if gram_device == "auto" else gram_device
             self._gram = GramSum(channels, there, gram_scale)
             self.sums[GRAM] = self._gram.matrix
+        self._drift: CrossSum | None = None
+        if self._gram is not None and DRIFT in self.collect:
+            self._drift = CrossSum(channels, self._gram.there)
+            self.sums[DRIFT] = self._drift.matrix
 
     @torch.no_grad()
-    def add(self, batch: Tensor) -> None:
-        """Add `[..., tokens, channels]`; every leading index is a sample of its own."""
+    def add(self, batch: Tensor, dense: Tensor | None = None) -> None:
+        """Add `[..., tokens, channels]`; every leading index is a sample of its own. dense is what
+        the dense model has in its place, for the drift."""
         if batch.shape[-1] != self.channels:
             raise SympruneError(f"Expected {self.channels} channels, got {batch.shape[-1]}.")
         if batch.numel() == 0:
@@ -135,6 +150,16 @@ class ChannelStats:
         if self._gram is not None:
             for sample in x:
                 self._gram.add(sample)
+        if self._drift is not None:
+            self._add_drift(x, dense)
+
+    def _add_drift(self, x: Tensor, dense: Tensor | None) -> None:
+        if dense is None or dense.numel() != x.numel():
+            raise SympruneError("The dense model gives a layer other tokens than the pruned one.")
+        scale = self.gram_scale
+        assert self._drift is not None and scale is not None
+        for sample, other in zip(x, dense.float().reshape(x.shape), strict=True):
+            self._drift.add(other - sample, sample, scale)
 
     def _accumulate(self, name: str, values: Iterable[Tensor]) -> None:
         for value in values:
@@ -151,6 +176,8 @@ class ChannelStats:
             self._accumulate(name, (other.sums[name], rest))
         if self._gram is not None and other._gram is not None:
             self._gram.merge(other._gram)
+        if self._drift is not None and other._drift is not None:
+            self._drift.merge(other._drift)
 
     def all_reduce(self) -> None:
         """Add up over all processes of the default group; nothing to do when there is none.
@@ -171,12 +198,24 @@ class ChannelStats:
                 self._accumulate(name, each)
         if self._gram is not None:
             self._gram.all_reduce(self.device)
+        if self._drift is not None:
+            self._drift.all_reduce(self.device)
+
+    def reorder(self, order: Tensor) -> None:
+        """Channel order[i] becomes channel i."""
+        for table in (self.sums, self.rests):
+            for name in self.rests:
+                table[name] = table[name].index_select(0, order.to(table[name].device))
+        if self._gram is not None:
+            self._gram.reorder(order)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors: what a process or a client sends."""
         counts = torch.tensor([self.samples, self.tokens], dtype=torch.int64)
         rests = {f"{name}_rest": value for name, value in self.rests.items()}
         gram = {} if self._gram is None else self._gram.state()
+        if self._drift is not None:
+            rests["drift_rest"] = self._drift.rests
         return {"counts": counts, **self.sums, **rests, **gram}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -187,6 +226,9 @@ class ChannelStats:
             rest.copy_(state[f"{name}_rest"])
         if self._gram is not None:
             self._gram.load(state)
+        if self._drift is not None:
+            self._drift.matrix.copy_(state[DRIFT])
+            self._drift.rests.copy_(state["drift_rest"])
 
     def _sum(self, name: str) -> Tensor:
         return self.sums[name] + self.rests[name]
@@ -212,6 +254,24 @@ class ChannelStats:
         if self._gram is None:
             raise SympruneError("No Gram matrix was collected.")
         return self._gram.whole()
+
+    def upper_gram(self) -> tuple[Tensor, Tensor]:
+        """Half of G, exactly: see `GramSum.upper`."""
+        if self._gram is None:
+            raise SympruneError("No Gram matrix was collected.")
+        return self._gram.upper()
+
+    def load_upper_gram(self, sums: Tensor, rests: Tensor) -> None:
+        """Take over what `upper_gram()` gave."""
+        if self._gram is not None:
+            self._gram.load_upper(sums, rests)
+
+    @property
+    def drift(self) -> Tensor:
+        """D = (Z - X)^T X, fp32."""
+        if self._drift is None:
+            raise SympruneError("No drift was collected.")
+        return self._drift.matrix
 
     @property
     def gram_scale(self) -> Tensor | None:

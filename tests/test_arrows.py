@@ -32,17 +32,18 @@ MAY_IMPORT = {
     "refine": TENSORS,
     "update": TENSORS,
     "allocate": TENSORS,
+    "permute": TENSORS,
     "values": {"update", *TENSORS},
     "reconstruct": {"values", *TENSORS},
-    "recipe": {"refine", "update", "allocate", "values", "reconstruct", *TENSORS},
+    "recipe": {"refine", "update", "allocate", "permute", "values", "reconstruct", *TENSORS},
     "models": BASE,
     "runtime": {"masks", "values", "models", *BASE},
     "maskset": {"masks", "models", "runtime", *BASE},
-    "engine": {"refine", "update", "allocate", "values", "reconstruct", *ARTEFACTS},
+    "engine": {"refine", "update", "allocate", "permute", "values", "reconstruct", *ARTEFACTS},
     "checkpoint": {"symprune", "engine", "runtime", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "runtime", "token_loss", *BASE},
     "jobs": {"checkpoint", "engine", "eval", "runtime", *ARTEFACTS},
-    "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", *ARTEFACTS},
+    "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", "update", *ARTEFACTS},
     "__main__": {"cli"},
 }
 # The same inside fed; what any of it may use of symprune follows.
@@ -55,9 +56,11 @@ FED_MAY_IMPORT = {
     "registry": {"protocol"},
     "wire": {"randomness"},
     "compressors": {"randomness", "wire"},
+    "participation": {"compressors", "randomness"},
     "snapshot": {"protocol"},
     "algorithms": {
-        "compressors", "privacy", "problems", "protocol", "randomness", "registry", "wire",
+        "compressors", "participation", "privacy", "problems", "protocol", "randomness",
+        "registry", "wire",
     },
     "simulate": {"problems", "protocol", "randomness", "snapshot", "threads", "wire"},
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
@@ -73,6 +76,7 @@ FED_MAY_IMPORT = {
     },
 }  # fmt: skip
 FED_USES = {
+    "problems": {"maskset", *TENSORS},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},
 }
@@ -203,7 +207,7 @@ def test_flower_is_imported_in_one_room() -> None:
 
 def test_formulas_know_tensors_only() -> None:
     known = {"masks", "scores", "criteria", "stats", "token_loss", "refine", "update", "allocate"}
-    known |= {"gram", "values", "reconstruct"}
+    known |= {"gram", "permute", "values", "reconstruct"}
     wrong = [
         f"{name} -> {other}"
         for name, path in modules().items()

@@ -48,9 +48,11 @@ Bases that save lines, for every family: `protocol.SampledClients` (option cohor
 `control_variates.ControlVariates` (an h_i per client), `first_sketch.FirstSketch` (clients describe
 themselves first). Within one family: `fedspa/personal_masks.PersonalMasks` (a mask per client),
 `fedp3/fedp3.OwnLayers` (layers per client), `fedsparse/em.EMMethod` (epochs towards a prior),
-`cohort_squeeze/cohorts.CohortMethod` (K rounds). A family imports `shared/` and the root of `fed`,
-never another family. A field that only `prepare` sets, such as the model's shapes, is declared
-with `filled()`: it goes to the clients but is no option.
+`cohort_squeeze/cohorts.CohortMethod` (K rounds). `protocol.LayeredModel` is for algorithms that
+look at layers: with masks the vector has `layout.sizes` weights of a tensor, not `prod(shape)`, and
+`layout.gather` cuts what was made for the whole model. A family imports `shared/` and the root of
+`fed`, never another family. A field that only `prepare` sets, such as the sizes of layers, is
+declared with `filled()`: it goes to the clients but is no option.
 
 Files in the folders here are found by themselves; `symprune fed list` shows what they register.
 """

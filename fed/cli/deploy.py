@@ -33,6 +33,9 @@ def deploy(
     split: Annotated[str, typer.Option(help="iid, class:2, dirichlet:0.5, user, ...")] = "iid",
     clients: Annotated[int, typer.Option(help="Number of nodes.")] = 2,
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 5,
+    masks: Annotated[
+        Path | None, typer.Option(help="File of masks: what they prune stays zero.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any option, as sparsity=0.9; repeatable.")
     ] = None,
@@ -58,7 +61,9 @@ def deploy(
     from symprune.fed.flower.deploy import Deployment
 
     check_specs(data, model, split)
-    problem = {"data": data, "model": model, "split": split, "clients": clients}
+    problem: dict[str, Any] = {"data": data, "model": model, "split": split, "clients": clients}
+    if masks is not None:
+        problem["masks"] = str(masks.resolve())
     job = TrainingJob(
         algorithm,
         parse_assignments(option or []),
@@ -66,6 +71,8 @@ def deploy(
         rounds,
         seed,
     )
+    if masks is not None:
+        job.whole_problem()  # masks of another model are refused before anything starts
     own = tuple({"data": each} for each in own_data or ())
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
     if only_prepare:
@@ -73,8 +80,29 @@ def deploy(
         console.say(f"App, keys and settings are in {deployment.folder}.")
         return
     follow(deployment, f"of {rounds} rounds")
-    console.out.print(_table(json.loads(deployment.result.read_text())))
+    content = json.loads(deployment.result.read_text())
+    console.out.print(_table(content))
+    console.out.print(bill_table(content["bill"]))
     console.say(f"Model, history and logs are in {deployment.folder}.")
+    warn_of_loss(content["history"])
+
+
+def bill_table(bill: dict[str, dict[str, float]]) -> Table:
+    """What communication cost, in bytes."""
+    table = Table("bytes", *bill["up"], title="The bill")
+    for way, costs in bill.items():
+        table.add_row(way, *(f"{value:,.0f}" for value in costs.values()))
+    return table
+
+
+def warn_of_loss(history: list[dict[str, Any]]) -> None:
+    """Say that the loss ended above its start; far above, it is an error."""
+    from symprune.fed.simulate import check_not_diverged, ended_above_start
+
+    check_not_diverged(history)
+    sentence = ended_above_start(history)
+    if sentence is not None:
+        console.err.print(f"Warning: {sentence}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from symprune.cli import console
 from symprune.errors import SympruneError
-from symprune.fed.cli.deploy import deploy
+from symprune.fed.cli.deploy import bill_table, deploy, warn_of_loss
 from symprune.fed.cli.prune import prune
 from symprune.machine import durable
 from symprune.validation import check_positive, parse_assignments
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.problems.problem import Problem
     from symprune.fed.simulate import Record, Result
 
-HISTORY, MODEL = "history.json", "model.safetensors"
+HISTORY, MODEL, BILL = "history.json", "model.safetensors", "bill.png"
 
 app = typer.Typer(
     help="Federated sparse training, and pruning with text that stays where it is.",
@@ -48,6 +48,9 @@ def run(
     compressor: Annotated[str | None, typer.Option(help="top-k:0.05, comp:1,15, ...")] = None,
     mask_score: Annotated[
         str | None, typer.Option(help="What picks a client's mask: ria, wanda, symwanda, ...")
+    ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="File of masks: what they prune stays zero.")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
@@ -85,7 +88,7 @@ def run(
         options["mask_score"] = mask_score
     chosen = choose(algorithm, **options)
     if output is not None:
-        _make(output, HISTORY, MODEL)
+        _make(output, HISTORY, MODEL, BILL)
     problem = make_problem(
         data,
         model,
@@ -96,6 +99,7 @@ def run(
         dtype=dtype,
         seed=seed,
         client_test_share=client_test_share,
+        masks=masks,
     )
     result = simulate(
         chosen,
@@ -108,11 +112,14 @@ def run(
         checkpoint=checkpoint,
         progress=not quiet,
     )
+    bill = result.ledger.bill(result.history[-1]["round"])
     console.out.print(_result_table(result, problem))
+    console.out.print(bill_table(bill))
     if output is not None:
         with _writing(output):
-            _write(output, result, problem)
-        console.say(f"History and model are in {output}.")
+            _write(output, result, problem, bill)
+        console.say(f"History, model and {BILL} are in {output}.")
+    warn_of_loss(result.history)
 
 
 @app.command("list")
@@ -142,9 +149,10 @@ def compare(
     from symprune.fed.compare.plan import read_plan
     from symprune.fed.compare.runs import Setting, run_entry, summary
     from symprune.fed.problems.make import make_problem
+    from symprune.fed.simulate import ended_above_start
 
     plan = read_plan(file)
-    _make(output, "histories.json", "summary.json")
+    _make(output, "histories.json", "summary.json", BILL)
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
@@ -153,14 +161,19 @@ def compare(
         lines = [run_entry(problem, entry, setting, tell) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
-    from symprune.fed.compare.plots import plot
+    from symprune.fed.compare.plots import plot, plot_bill
 
     picture = output / f"{plan.metric}-against-bytes.png"
     with _writing(output):
         durable.write_text(output / "summary.json", json.dumps(rows, indent=1))
         durable.write_text(output / "histories.json", json.dumps(_histories(lines)))
         plot(lines, plan.metric, problem.clients, picture, title=problem.name)
-    console.say(f"Table, histories and {picture.name} are in {output}.")
+        plot_bill(lines, problem.clients, output / BILL, problem.name)
+    console.say(f"Table, histories, {picture.name} and {BILL} are in {output}.")
+    for line in lines:
+        above = {ended_above_start(history) for history in line.histories} - {None}
+        for sentence in sorted(filter(None, above)):
+            console.err.print(f"Warning: {line.entry.title}: {sentence}.")
 
 
 def _optimum(problem: Problem) -> Any:
@@ -220,13 +233,19 @@ def _writing(folder: Path) -> Iterator[None]:
         raise durable.explain(folder, error) from error
 
 
-def _write(folder: Path, result: Result, problem: Problem) -> None:
+def _write(
+    folder: Path, result: Result, problem: Problem, bill: dict[str, dict[str, float]]
+) -> None:
+    from symprune.fed.compare.plots import plot_traffic
+
     content = {
         "algorithm": repr(result.algorithm),
         "problem": problem.name,
+        "bill": bill,
         "history": result.history,
     }
     durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
-    parts = problem.layout.split(result.model)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
+    tensors = {name: part.contiguous().clone() for name, part in result.parameters.items()}
     durable.write_tensors(folder / MODEL, tensors)
+    title = f"{result.algorithm.name} on {problem.name}"
+    plot_traffic(result.history, problem.clients, folder / BILL, title)

@@ -40,6 +40,23 @@ def prune(
             rich_help_panel=CLIENTS, help="Instead: deal one --calibration set out to so many."
         ),
     ] = None,
+    aggregate: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=CLIENTS,
+            help="What clients send: statistics, which decide as all text in one place would; or, "
+            "each pruning alone, votes on the masks or average, their weights. "
+            "[dim]\\[statistics][/dim]",
+        ),
+    ] = None,
+    gram_bits: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=CLIENTS,
+            help="swap and --update: what a number of a Gram matrix takes, 64 (exact), 32 or 16. "
+            "[dim]\\[64][/dim]",
+        ),
+    ] = None,
     secure_sum: Annotated[
         bool,
         typer.Option(
@@ -86,9 +103,16 @@ def prune(
     seed: o.Seed = None,
     bos: o.Bos = None,
     refine: Annotated[
-        str | None, typer.Option(help="dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT)
+        str | None,
+        typer.Option(
+            help="Improve the masks: swap, dsnot or r2-dsnot.", rich_help_panel=o.REFINEMENT
+        ),
     ] = None,
+    max_swaps: o.MaxSwaps = None,
     refining: Refining,
+    update: o.UpdateName = None,
+    update_iters: o.UpdateIters = None,
+    rounds: o.Rounds = None,
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
@@ -131,8 +155,9 @@ def prune(
 ) -> None:
     """Prune one language model with calibration text that stays with its owners.
 
-    Clients return sums per channel, the server decides the masks: the same as if all text were in
-    one place. Here all parties run in this process and exchange the bytes they would send.
+    Clients return sums per channel or, for swap and --update, Gram matrices; the server decides
+    the masks and weights: the same as if all text were in one place. Here all parties run in this
+    process and exchange the bytes they would send.
 
     [bold]Examples[/bold]
 
@@ -149,7 +174,10 @@ def prune(
         nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos,
         calibration=FEDERATED if client else calibration,
     )  # fmt: skip
-    chosen = o.with_step(chosen, "refine", refine, refining.select_given())
+    steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
+    chosen = o.with_step(chosen, "refine", refine, steps)
+    fitting = o.select_given(iters=update_iters, rounds=rounds)
+    chosen = o.with_step(chosen, "update", update, fitting)
     noised = o.select_given(delta=delta, clip=clip)
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
@@ -158,7 +186,7 @@ def prune(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
-        loading.access(), compute_dtype,
+        loading.access(), compute_dtype, **o.select_given(aggregate=aggregate, gram_bits=gram_bits),
     )  # fmt: skip
     durable.check_file(json_file, o.JSON)
     asked = o.select_given(port=port, node_port=node_port, timeout=timeout)
@@ -211,7 +239,10 @@ def _traffic(federated: dict[str, Any]) -> Table:
     blocks = traffic["blocks"]
     table = Table(title=f"Traffic of {traffic['clients']} clients", title_justify="left")
     table.add_column("", style="bold")
-    for column in ("statistics up", "masks down", "the weights would be", "share"):
+    decided = "masks and weights" if federated["sends_weights"] else "masks"
+    sent = "statistics" if federated["aggregate"] == "statistics" else decided
+    columns = (f"{sent} up", f"{decided} down")
+    for column in (*columns, "the weights would be", "share"):
         table.add_column(column, justify="right")
     mean = {key: sum(block[key] for block in blocks) / len(blocks) for key in blocks[0]}
     rows = {"a block, on average": (mean["up"], mean["down"], mean["weights"])}
@@ -225,8 +256,11 @@ def _traffic(federated: dict[str, Any]) -> Table:
 
 def _promise(federated: dict[str, Any]) -> list[str]:
     notes = []
+    expected = federated["forecast_per_client"]
+    if expected["grams"]:
+        notes.append(f"Up to {tables.size(expected['grams'])} a client are Gram matrices.")
     if federated["secure_sum"]:
-        notes.append("The statistics were added up behind pairwise masks.")
+        notes.append("What clients sent was added up behind pairwise masks.")
     if "privacy" in federated:
         promised = federated["privacy"]
         notes.append(

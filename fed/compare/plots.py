@@ -1,4 +1,5 @@
-"""Curves of a comparison: a metric against uploaded bytes or rounds, mean and range over seeds."""
+"""Pictures of runs: a metric against uploaded bytes or rounds, mean and range over seeds, and what
+the messages cost."""
 
 from __future__ import annotations
 
@@ -46,6 +47,32 @@ def plot(
     elif unit != "round":
         axis.set_xscale("log")
     _finish(figure, axis, path, (AXES[unit], metric.replace("_", " ")), title)
+
+
+def plot_traffic(history: list[dict[str, Any]], clients: int, path: Path, title: str = "") -> None:
+    """Bytes that an average client has sent and received by every round of a run."""
+    figure, axis = _canvas()
+    rounds = [record["round"] for record in history]
+    for way, style in (("up", "-"), ("down", "--")):
+        sizes = [record[f"bytes_{way}"] / clients / 1000 for record in history]
+        axis.plot(rounds, sizes, style, label=way, linewidth=1.5)
+    _finish(figure, axis, path, (AXES["round"], "sent per client so far (kB, encoded)"), title)
+
+
+def plot_bill(lines: list[Line], clients: int, path: Path, title: str = "") -> None:
+    """What a round costs a client, up and down, a pair of bars for every method."""
+    figure, axis = _canvas()
+    place = np.arange(len(lines))
+    for way, shift in (("up", -0.2), ("down", 0.2)):
+        sizes = [line.per_round(f"bytes_{way}") / clients / 1000 for line in lines]
+        bars = axis.barh(place + shift, sizes, 0.38, label=way)
+        axis.bar_label(bars, [f"{size:.3g}" for size in sizes], fontsize=7, padding=2)
+    names = axis.set_yticks(place, [line.entry.title for line in lines])
+    for tick in names:
+        tick.label1.set_parse_math(False)
+    axis.invert_yaxis()
+    axis.margins(x=0.1)
+    _finish(figure, axis, path, ("per client and round (kB, encoded)", ""), title)
 
 
 def plot_values(

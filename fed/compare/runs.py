@@ -63,6 +63,11 @@ class Line:
             return None
         return sum(record[unit] for record in costs if record is not None) / len(costs)
 
+    def per_round(self, unit: str) -> float:
+        """Mean over seeds of `unit` in a round."""
+        last = [history[-1] for history in self.histories]
+        return sum(record[unit] / max(record["round"], 1) for record in last) / len(last)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -166,6 +171,8 @@ def summary(
         spread = (sum((v - mean) ** 2 for v in final) / max(1, len(final) - 1)) ** 0.5
         row: dict[str, Any] = {"method": line.entry.title, metric: mean, "std": spread}
         row["options"] = line.entry.options
+        for way in ("up", "down"):
+            row[f"kB {way} a round"] = line.per_round(f"bytes_{way}") / clients / 1000
         for target in targets:
             size = line.cost(metric, target, "bytes_up")
             bits = line.cost(metric, target, "paper_bits_up")

@@ -8,7 +8,6 @@ a stack: products go matrix by matrix and only elementwise functions that round 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,38 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from symprune.errors import SympruneError
-
-
-@dataclass(frozen=True)
-class FlatLayout:
-    """Where each named tensor lies in the flat parameter vector."""
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [math.prod(shape) for shape in self.shapes]
-
-    @property
-    def dimension(self) -> int:
-        return sum(self.sizes)
-
-    def slices(self) -> dict[str, slice]:
-        ends = np.cumsum([0, *self.sizes]).tolist()
-        return {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(self.names)}
-
-    def split(self, w: Tensor) -> dict[str, Tensor]:
-        """`w [..., d]` as named views `[..., *shape]`."""
-        parts = w.split(self.sizes, dim=-1)
-        return {
-            name: part.view(*w.shape[:-1], *shape)
-            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
-        }
-
-    def join(self, parts: dict[str, Tensor]) -> Tensor:
-        """The flat vector of one set of named tensors."""
-        return torch.cat([parts[name].reshape(-1) for name in self.names])
+from symprune.fed.problems.layout import FlatLayout
 
 
 class Loss(Protocol):

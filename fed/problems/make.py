@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.problems.checks import check_problem
 from symprune.fed.problems.datasets import Dataset, check_data, load
 from symprune.fed.problems.losses import (
     Linear,
@@ -24,6 +27,7 @@ from symprune.fed.problems.partitions import check_partition, partition
 from symprune.fed.problems.problem import Problem, Rows, stack_rows
 from symprune.fed.problems.quadratic import normal_equations
 from symprune.fed.randomness import check_seed
+from symprune.maskset import MaskSet
 from symprune.validation import check_not_negative
 
 CONVEX = ("logistic", "softmax", "linear")
@@ -42,6 +46,7 @@ def make_problem(
     dtype: str = "float32",
     seed: int = 0,
     client_test_share: float = 0.0,
+    masks: str | Path | Mapping[str, Tensor] | None = None,
 ) -> Problem:
     """A federated problem: a data set, shared out, with a loss.
 
@@ -50,7 +55,10 @@ def make_problem(
     rows out, such as iid, class:2 or dirichlet:0.5. clients: among how many. l2: the ridge
     `l2/2 ||w||^2`. nonconvex: weight of `sum_j w_j^2/(1+w_j^2)`. weighting: of a client's rows, see
     `stack_rows`. dtype: float32 or float64. seed: of the split. client_test_share: the part of
-    every client's rows that is kept for its own test."""
+    every client's rows that is kept for its own test. masks: a `MaskSet` or the file or folder of
+    one; the problem is then one in the weights that they keep."""
+    if isinstance(masks, str | Path):
+        masks = MaskSet.load(masks)
     check_not_negative(l2=l2, nonconvex=nonconvex)
     check_seed(seed)
     if dtype not in DTYPES:
@@ -74,12 +82,12 @@ def make_problem(
                 "Linear regression with weighting sum is solved by its normal equations, without "
                 "a nonconvex term and without clients' own tests."
             )
-        return normal_equations(parts, l2, test, name)
+        return _finished(normal_equations(parts, l2, test, name), masks)
     own_test = None
     if client_test_share:
         parts, own_test = _hold_out(parts, client_test_share, seed)
     rows = stack_rows(parts, weighting)
-    return Problem(loss, rows, l2, nonconvex, test, own_test, name=name)
+    return _finished(Problem(loss, rows, l2, nonconvex, test, own_test, name=name), masks)
 
 
 def check_specs(data: str, model: str | None, split: str) -> None:
@@ -122,6 +130,11 @@ def make_loss(model: str, data: Dataset) -> Loss:
     if data.classes:
         return Module(make, cross_entropy, "classification")
     return Module(make, squared_error, "regression")
+
+
+def _finished(problem: Problem, masks: Mapping[str, Tensor] | None) -> Problem:
+    check_problem(problem)
+    return problem if masks is None else problem.masked(masks)
 
 
 def _cast(data: Dataset, dtype: torch.dtype) -> Dataset:

@@ -60,4 +60,5 @@ def hessian(problem: Problem, points: Tensor, scale: Tensor) -> Tensor:
     flat = rows.x.reshape(-1, rows.x.shape[-1])
     weighted = (curvature * scale).reshape(-1, 1) / problem.clients
     ridge = problem.l2 * float(scale.mean())
-    return flat.T @ (flat * weighted) + ridge * torch.eye(flat.shape[1], dtype=flat.dtype)
+    whole = flat.T @ (flat * weighted) + ridge * torch.eye(flat.shape[1], dtype=flat.dtype)
+    return problem.layout.gather(problem.layout.gather(whole).T)

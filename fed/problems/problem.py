@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problems.losses import FlatLayout, Loss
+from symprune.fed.problems.layout import FlatLayout, keep_layout
+from symprune.fed.problems.losses import Loss
+from symprune.fed.problems.masked import KeptWeights, restrict
 from symprune.fed.randomness import Stream
 
 WEIGHTINGS = ("mean", "size", "sum")
@@ -153,6 +155,19 @@ class Problem:
         own = None if self.client_test is None else self.client_test[rows]
         return replace(self, rows=self.rows[rows], client_test=own, ids=self.numbers[rows])
 
+    def masked(self, masks: Mapping[str, Tensor]) -> Problem:
+        """The same problem in the weights that the masks keep, such as a `MaskSet`'s: the others
+        are zero and nobody's concern. Vectors of the whole model are cut to the kept weights."""
+        if self.layout.digest:
+            raise SympruneError(f"{self.name} has masks already.")
+        layout = keep_layout(self.layout, masks)
+        return replace(self, loss=restrict(self.loss, layout))
+
+    def unmasked(self) -> Problem:
+        """The problem in all weights, whatever is kept."""
+        loss = self.loss.loss if isinstance(self.loss, KeptWeights) else self.loss
+        return replace(self, loss=loss)
+
     def value(self, w: Tensor, batch: Rows | None = None) -> Tensor:
         """`f_i(w_i)` for every client, `[C]`; `w` is `[C, d]` or one `[d]` for all."""
         w, rows = self._spread(w), batch or self.rows
@@ -234,6 +249,7 @@ class Problem:
         return {f"personal_{k}": v for k, v in self._score(w, self.client_test).items()}
 
     def _score(self, w: Tensor, rows: Rows) -> dict[str, float]:
+        w = self.layout.gather(w)
         prediction, weights = self.loss.predict(w, rows.x), rows.weights.double()
         weights = weights / weights.sum(1, keepdim=True)
         if self.loss.task == "classification":
@@ -244,6 +260,7 @@ class Problem:
         return {"r2": float((1 - error / spread).mean())}
 
     def _spread(self, w: Tensor) -> Tensor:
+        w = self.layout.gather(w)
         return w if w.dim() == 2 else w.expand(self.clients, -1)
 
     def _penalty(self, w: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the minimiser, L_i and mu_i are exact. Full gradients only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,6 +30,19 @@ class Quadratic(Problem):
         assert isinstance(chosen, Quadratic) and self.offset is not None
         sizes = torch.tensor(self.sizes)[rows].tolist()
         return replace(chosen, offset=self.offset[rows], sizes=tuple(sizes))
+
+    def masked(self, masks: Mapping[str, Tensor]) -> Problem:
+        """With the kept rows and columns of `Q_i`, the kept entries of `b_i`."""
+        chosen, kept = super().masked(masks), self.rows
+        at = chosen.layout.gather(torch.arange(self.dimension))
+        return replace(
+            chosen, rows=Rows(kept.x[:, at][:, :, at], kept.y[:, at], kept.weights[:, at])
+        )
+
+    def unmasked(self) -> Problem:
+        if self.layout.digest:
+            raise SympruneError(f"{self.name} has lost what its masks prune.")
+        return self
 
     def value(self, w: Tensor, batch: Rows | None = None) -> Tensor:
         _full_only(batch is None)

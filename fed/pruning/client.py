@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from symprune.engine import forward
-from symprune.engine.collect import collect
+from symprune.engine.collect import Collector, collect
 from symprune.errors import SympruneError
 from symprune.fed.pruning import client_state, messages, noise, packed_stats, secure_sum
-from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
+from symprune.fed.pruning.aggregate import ballots, grams
+from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Settings
 from symprune.fed.wire.payload import check_finite
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout, find_layout
 from symprune.models.matrices import Matrix
+from symprune.stats import GRAM, Needs
 
 Tick = Callable[[str, int, int, int], None]
 """tick(stage, block, samples done, samples)"""
@@ -36,7 +39,8 @@ class Client:
     privacy and secure are what the owner insists on, whatever the server says. With a folder, the
     state is read from it and written to it after each message. noise_seed makes the noise
     repeatable, for experiments only: noise that can be guessed protects nothing. stored names the
-    parameters that are stored in another type than they are computed in here.
+    parameters that are stored in another type than they are computed in here. Without gram, the
+    owner does not have Gram matrices sent.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Client:
         noise_seed: int | None = None,
         tick: Tick = lambda *_: None,
         stored: Mapping[str, torch.dtype] | None = None,
+        gram: bool = True,
     ) -> None:
         if tokens.dim() != 2 or tokens.numel() == 0:
             raise SympruneError("A client's tokens must be a filled [samples, length] tensor.")
@@ -56,11 +61,13 @@ class Client:
         self.tokens = tokens
         self.privacy = privacy
         self.secure = secure
+        self.gram = gram
         self.tick = tick
         self.folder = folder
         self.stored = stored or {}
         self.state = client_state.load(folder) if folder else client_state.State()
         self._masks = MaskSet()
+        self._weights: dict[str, Tensor] = {}
         self._walking: forward.Activations | None = None
         self._generator = np.random.default_rng(
             secrets.randbits(128) if noise_seed is None else noise_seed
@@ -69,7 +76,8 @@ class Client:
     def __call__(self, data: bytes) -> bytes:
         """Answer one message of the server."""
         kind = messages.read_head(data)[1]
-        answers = {HELLO: self._introduce, ROUND: self._measure, FINISH: self._finish}
+        answers = {HELLO: self._introduce, ROUND: self._measure}
+        answers |= {GRAMS: self._send_grams, FINISH: self._finish}
         if kind not in answers:
             raise SympruneError(f"A message is of the unknown kind {kind}.")
         with forward.ready(self.layout.model):
@@ -87,7 +95,7 @@ class Client:
         settings = messages.read_settings(data)
         self._agree(settings)
         self.state = client_state.State(settings, secret=secure_sum.new_secret())
-        fields = {"model": digest(self.layout.model, self.stored)}
+        fields = {"model": messages.digest(self.layout.model, self.stored)}
         if self._settings.secure:
             key = secure_sum.public_key(self.state.secret)
             fields["key"] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
@@ -98,6 +106,10 @@ class Client:
         """Insist on the protection that was promised, for one run only."""
         if self.secure and not settings.secure:
             raise SympruneError(f"Client {settings.number} insists on masked summation.")
+        if settings.sends_grams and not self.gram:
+            raise SympruneError(
+                f"Client {settings.number} sends no Gram matrices: its owner has not set gram."
+            )
         if self.privacy is None:
             return
         if settings.noise < self.privacy.multiplier(len(self.layout.blocks)):
@@ -111,10 +123,10 @@ class Client:
     def _measure(self, data: bytes) -> bytes:
         """A block's statistics. A request that comes again gets the same statistics again, noise
         included; hidden states are passed on once."""
-        block, attempt, participants, values = messages.read_head(data)[2:]
+        block, attempt, participants, values = messages.read_head(data)[2:6]
         state, settings = self.state, self._settings
         new = block == state.block + 1 and attempt == 0
-        again = block == state.block and attempt >= 0 and state.measured is not None
+        again = block == state.block and attempt >= 0 and state.answered
         if not new and not again:
             raise SympruneError(f"A client at block {state.block} was asked for block {block}.")
         if not 0 <= block < len(self.layout.blocks) or not 0 < participants <= settings.clients:
@@ -128,7 +140,8 @@ class Client:
         with_keys = settings.secure and block == 0 and attempt == 0
         asked = messages.round_fields(settings, participants, len(matrices), with_keys, values)
         before = self.layout.matrices(block - 1) if block and attempt == 0 else []
-        _, fields = messages.read(data, ROUND, {**asked, **messages.mask_fields(before)})
+        masks = messages.mask_fields(before, self.stored, settings.weights)
+        _, fields = messages.read(data, ROUND, {**asked, **masks})
         parts = packed_stats.layout(matrices, fields["groups"], settings.needs)
         if packed_stats.length(parts) != values:
             raise SympruneError(f"A client was asked for {values} statistics that do not fit.")
@@ -136,22 +149,98 @@ class Client:
             if settings.noise and not bool((fields["scale"] > 0).all()):
                 raise SympruneError("A client was told to measure in units of zero.")
             self._advance(block, before, fields)
-            state.block, state.measured = block, None
-            state.measured = self._collect(block, matrices, parts, fields)
-        if not settings.secure:
-            reply = {k: getattr(state.measured, k) for k in ("counts", "values", "rests")}
-        else:
-            if with_keys:
-                self._learn_keys(fields)
-            reply = {"masked": self._mask(fields["participants"].tolist(), block, attempt)}
+            state.begin(block)
+            self._answer(block, matrices, parts, fields)
+        if with_keys:
+            self._learn_keys(fields)
+        others = self._others(fields) if settings.secure else {}
+        reply = self._reply(others, matrices, f"{block} {attempt}")
         return messages.write(messages.head(ROUND, block, attempt), reply)
+
+    def _answer(
+        self,
+        block: int,
+        matrices: list[Matrix],
+        parts: list[packed_stats.Part],
+        fields: dict[str, Tensor],
+    ) -> None:
+        """What a block is answered with, into the state."""
+        state, settings = self.state, self._settings
+        if settings.recipe is not None:
+            measured = Collector()
+            if settings.needs:
+                measured = self._run(block, matrices, settings.needs)
+            types = {self.stored.get(m.parameter_name, m.parameter.dtype) for m in matrices}
+            stored = types.pop() if len(types) == 1 else None
+            state.ballot = ballots.cast(matrices, measured, settings.recipe, stored)
+        elif settings.exact:
+            first = self._run(block, matrices, Needs(frozenset({GRAM})), range(1))
+            state.scale = grams.first_scale(parts, first.inputs)
+        else:
+            state.measured = self._collect(block, matrices, parts, fields)
+
+    def _reply(
+        self, others: dict[int, bytes], matrices: list[Matrix], which: str
+    ) -> dict[str, Tensor]:
+        """What the state holds, as a message; behind the streams of others, if there are any."""
+        state, settings = self.state, self._settings
+        if state.ballot is not None and not settings.secure:
+            return ballots.plain_fields(state.ballot)
+        if state.ballot is not None:
+            dense = list(messages.parameters(matrices).values())
+            whole = ballots.whole_fields(state.ballot, dense, settings.clients)
+            return secure_sum.mask_fields(whole, settings.number, others, which)
+        if settings.exact:
+            assert state.scale is not None
+            return {"scale": state.scale}
+        assert state.measured is not None
+        if settings.secure:
+            return {"masked": self._mask(state.measured, others, which)}
+        return {k: getattr(state.measured, k) for k in client_state.PACKED}
+
+    def _send_grams(self, data: bytes) -> bytes:
+        """A block's Gram matrices, in the units or by the scale that the clients agreed on."""
+        block, attempt, participants = messages.read_head(data)[2:5]
+        state, settings = self.state, self._settings
+        if block != state.block or not state.answered or not settings.sends_grams:
+            raise SympruneError(f"A client was asked for Gram matrices of block {block}.")
+        if not 0 < participants <= settings.clients or attempt < 0:
+            raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
+        matrices = self.layout.matrices(block)
+        asked = messages.gram_request(settings, participants, matrices)
+        _, fields = messages.read(data, GRAMS, asked)
+        parts = packed_stats.layout(matrices, fields["groups"], settings.needs)
+        scale = fields["scale"]
+        if bool((scale < 0).any()):
+            raise SympruneError("A client was told of negative lengths.")
+        reply: dict[str, Tensor] = {}
+        if settings.exact:
+            if state.told is None or not torch.equal(state.told, scale):
+                state.measured = self._collect(block, matrices, parts, fields)
+                state.told = scale
+            reply = {k: getattr(state.measured, k) for k in client_state.PACKED}
+            for number, (sums, rests) in enumerate(state.halves):
+                reply |= {f"gram{number}": sums, f"rest{number}": rests}
+        else:
+            lengths = grams.by_part(parts, scale)
+            pairs = zip(state.halves, lengths, strict=True)
+            how = (settings.gram_bits, settings.clients)
+            reply = {f"gram{n}": grams.to_units(*pair, *how) for n, pair in enumerate(pairs)}
+        if settings.secure:
+            others = self._others(fields)
+            # The same stream never hides two numbers: other lengths make other numbers of one sum.
+            label = hashlib.sha256(scale.numpy().tobytes()).hexdigest()
+            which = f"{block} {attempt} {label}"
+            reply = secure_sum.mask_fields(reply, settings.number, others, which)
+        return messages.write(messages.head(GRAMS, block, attempt), reply)
 
     def _finish(self, data: bytes) -> bytes:
         last = len(self.layout.blocks) - 1
         if self.state.block not in (last, last + 1):
             raise SympruneError(f"A client at block {self.state.block} was told it is finished.")
         matrices = self.layout.matrices(last)
-        _, fields = messages.read(data, FINISH, messages.mask_fields(matrices))
+        expected = messages.mask_fields(matrices, self.stored, self._settings.weights)
+        _, fields = messages.read(data, FINISH, expected)
         self._apply(last, matrices, fields)
         self.state = client_state.State(self.state.settings, last + 1)
         return messages.write(messages.head(FINISH))
@@ -163,13 +252,15 @@ class Client:
         return self.state.settings
 
     def _apply(self, block: int, matrices: list[Matrix], fields: dict[str, Tensor]) -> None:
-        masks = MaskSet() if self.folder else self._masks
+        masks, weights = (MaskSet(), {}) if self.folder else (self._masks, self._weights)
         for number, (name, parameter) in enumerate(messages.parameters(matrices).items()):
-            keep = fields[f"mask{number}"]
+            masks[name] = keep = fields[f"mask{number}"]
             parameter.data.masked_fill_(~keep.to(parameter.device), 0)
-            masks[name] = keep
+            if f"values{number}" in fields:
+                weights[name] = fields[f"values{number}"]
+                put_kept(parameter, keep, weights[name])
         if self.folder and matrices:
-            client_state.save_masks(self.folder, block, masks)
+            client_state.save_masks(self.folder, block, masks, weights)
 
     def _advance(self, block: int, before: list[Matrix], fields: dict[str, Tensor]) -> None:
         """Prune the block before and pass the hidden states through it; first of all, embed."""
@@ -202,7 +293,11 @@ class Client:
 
     def _pass_again(self, walking: forward.Activations, block: int) -> None:
         """Through the pruned blocks before `block`, which left something for later ones."""
-        self.masks.apply(self.layout.model)
+        masks = self.masks
+        masks.apply(self.layout.model)
+        weights = client_state.load_weights(self.folder) if self.folder else self._weights
+        for name, kept in weights.items():
+            put_kept(self.layout.model.get_parameter(name), masks[name], kept)
         for passed in range(block):
             walking.advance(passed, self.layout.blocks[passed])
         self.state.hidden = walking.hidden
@@ -218,16 +313,16 @@ class Client:
         settings, samples = self._settings, len(self.tokens)
         if not parts:
             return packed_stats.empty(parts)
+        scales = None
+        if settings.exact:
+            there = [part for part in parts if part.gram]
+            pairs = zip(there, grams.by_part(parts, fields["scale"]), strict=True)
+            scales = {name: scale for part, scale in pairs for name in part.names}
 
         def measure(some: range) -> packed_stats.Packed:
-            measured = collect(
-                self._activations().only(some),
-                block,
-                self.layout.blocks[block],
-                matrices,
-                settings.needs,
-                lambda n: self.tick("collect", block, some.start + n, samples),
-            )
+            measured = self._run(block, matrices, settings.needs, some, scales)
+            if settings.sends_grams:
+                self.state.halves = grams.halves(parts, measured.inputs)
             packed = packed_stats.pack(parts, measured.inputs, measured.outputs)
             check_finite(packed.values, f"What a client measured in block {block}")
             return packed
@@ -243,6 +338,28 @@ class Client:
         total.counts[:] = torch.tensor([samples, self.tokens.numel()])  # these are public
         return total
 
+    def _run(
+        self,
+        block: int,
+        matrices: list[Matrix],
+        needs: Needs,
+        some: range | None = None,
+        scales: Mapping[str, Tensor] | None = None,
+    ) -> Collector:
+        """Some samples, or all, through the block as it is."""
+        samples = len(self.tokens)
+        some = range(samples) if some is None else some
+        needs = replace(needs, token_limit=self._settings.needs.token_limit)
+        return collect(
+            self._activations().only(some),
+            block,
+            self.layout.blocks[block],
+            matrices,
+            needs,
+            lambda n: self.tick("collect", block, some.start + n, samples),
+            gram_scales=scales,
+        )
+
     def _learn_keys(self, fields: dict[str, Tensor]) -> None:
         own = self._settings.number
         keys = zip(fields["participants"].tolist(), fields["keys"], strict=True)
@@ -252,29 +369,25 @@ class Client:
             if other != own
         }
 
-    def _mask(self, participants: list[int], block: int, attempt: int) -> Tensor:
-        """The measured vector, counts first, behind the streams of all other participants."""
-        own, measured = self._settings.number, self.state.measured
-        assert measured is not None
+    def _others(self, fields: dict[str, Tensor]) -> dict[int, bytes]:
+        """The seeds shared with all other participants."""
+        own, participants = self._settings.number, fields["participants"].tolist()
         others = set(participants) - {own}
         if not others or own not in participants:
             raise SympruneError(f"Client {own} was asked for a masked sum of itself alone.")
         if not others <= self.state.seeds.keys():
             raise SympruneError(f"Client {own} was asked to mask with a client it has no key of.")
+        return {other: self.state.seeds[other] for other in sorted(others)}
+
+    def _mask(self, measured: packed_stats.Packed, others: dict[int, bytes], which: str) -> Tensor:
+        """The measured vector, counts first, behind the streams of all other participants."""
         values = torch.cat([measured.counts.flatten().double(), measured.values])
         rests = torch.cat([torch.zeros(measured.counts.numel()).double(), measured.rests])
         fixed = secure_sum.to_fixed(values, rests, self._settings.clients)
-        seeds = {other: self.state.seeds[other] for other in sorted(others)}
-        return secure_sum.as_tensor(secure_sum.mask(fixed, own, seeds, f"{block} {attempt}"))
+        return secure_sum.as_tensor(secure_sum.mask(fixed, self._settings.number, others, which))
 
 
-def digest(model: nn.Module, stored: Mapping[str, torch.dtype]) -> Tensor:
-    """A fingerprint of the dense model as it is stored: both sides must have the same one, whatever
-    their machines compute in."""
-    digest = hashlib.blake2b(digest_size=messages.DIGEST_BYTES)
-    for name, parameter in model.named_parameters():
-        dtype = stored.get(name, parameter.dtype)
-        digest.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
-        flat = parameter.detach().to("cpu", dtype).contiguous().view(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+def put_kept(parameter: nn.Parameter, keep: Tensor, kept: Tensor) -> None:
+    """Set what a mask keeps of a parameter."""
+    where = keep.to(parameter.device)
+    parameter.data[where] = kept.to(parameter.device, parameter.dtype)

@@ -7,6 +7,7 @@ owner only, for they hold the client's hidden states and its secrets.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning.messages import Settings
+from symprune.fed.pruning.aggregate.ballots import Ballot
+from symprune.fed.pruning.aggregate.grams import Half
+from symprune.fed.pruning.messages import Settings, read_recipe
 from symprune.fed.pruning.packed_stats import Packed
 from symprune.machine import durable
 from symprune.maskset import MaskSet
@@ -23,14 +26,20 @@ from symprune.stats import Needs
 from symprune.validation import has_kinds, parse_json
 
 FILE = "state.safetensors"
-VERSION = "3"
+VERSION = "4"
 SETTINGS = {"number": int, "clients": int, "secure": bool, "noise": float, "clip": float}
-SETTINGS |= {"needs": list}
+SETTINGS |= {"needs": list, "aggregate": str, "gram_bits": int, "weights": bool, "recipe": str}
+PACKED = ("counts", "values", "rests")
 
 
 @dataclass
 class State:
-    """What a client remembers: the block it measured last, what it sent, and what comes next."""
+    """What a client remembers: the block it measured last, what it sent, and what comes next.
+
+    What it sent is measured, with halves of Gram matrices if these were asked for, or, of a client
+    that prunes alone, a ballot. Where Gram matrices are sent exactly, scale is the first sample's,
+    which was sent first, and told what all clients agreed on.
+    """
 
     settings: Settings | None = None
     block: int = -1
@@ -38,18 +47,41 @@ class State:
     secret: int = 0
     seeds: dict[int, bytes] = field(default_factory=dict)
     measured: Packed | None = None
+    halves: list[Half] = field(default_factory=list)
+    scale: Tensor | None = None
+    told: Tensor | None = None
+    ballot: Ballot | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the block's first request was answered."""
+        return not (self.measured is None and self.scale is None and self.ballot is None)
+
+    def begin(self, block: int) -> None:
+        """Nothing is measured in this block yet."""
+        self.block, self.measured, self.halves = block, None, []
+        self.scale = self.told = self.ballot = None
 
 
 def save(folder: Path, state: State) -> None:
     tensors: dict[str, Tensor] = {} if state.measured is None else dict(vars(state.measured))
-    if state.hidden is not None:
-        tensors["hidden"] = state.hidden
+    single = {"hidden": state.hidden, "scale": state.scale, "told": state.told}
+    tensors |= {name: value for name, value in single.items() if value is not None}
+    for number, half in enumerate(state.halves):
+        tensors |= {f"sums {number}": half[0], f"rests {number}": half[1]}
+    if state.ballot is not None:
+        tensors["tokens"] = state.ballot.tokens
+        tensors |= {f"kept {n}": kept for n, kept in enumerate(state.ballot.kept)}
+        tensors |= {f"weights {n}": kept for n, kept in enumerate(state.ballot.weights)}
     plain: dict[str, Any] = {"block": state.block, "secret": hex(state.secret)}
     plain["seeds"] = {str(number): seed.hex() for number, seed in state.seeds.items()}
     if state.settings is not None:
         needs = state.settings.needs
         sides = [sorted(needs.inputs), sorted(needs.outputs)]
-        plain["settings"] = {**vars(state.settings), "needs": [*sides, needs.token_limit]}
+        recipe = state.settings.recipe
+        told = "" if recipe is None else json.dumps(recipe.to_dict())
+        needed = {"needs": [*sides, needs.token_limit], "recipe": told}
+        plain["settings"] = {**vars(state.settings), **needed}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     about = {"version": VERSION, "state": json.dumps(plain)}
     durable.write_tensors(folder / FILE, tensors, about, mode=0o600)
@@ -78,18 +110,49 @@ def _state(plain: Any, tensors: dict[str, Tensor]) -> State:
         raise ValueError("what it was told is not complete")
     state = State(block=plain["block"], secret=int(plain["secret"], 16))
     state.seeds = {int(number): bytes.fromhex(seed) for number, seed in plain["seeds"].items()}
-    state.hidden = tensors.pop("hidden", None)
-    state.measured = Packed(**tensors) if tensors else None
+    state.hidden, state.scale, state.told = (tensors.get(n) for n in ("hidden", "scale", "told"))
+    if "counts" in tensors:
+        state.measured = Packed(**{name: tensors[name] for name in PACKED})
+    pairs = zip(_numbered(tensors, "sums"), _numbered(tensors, "rests"), strict=True)
+    state.halves = list(pairs)
+    if "tokens" in tensors:
+        kept, weights = _numbered(tensors, "kept"), _numbered(tensors, "weights")
+        state.ballot = Ballot(tensors["tokens"], kept, weights)
     if "settings" in plain:
         inputs, outputs, limit = plain["settings"].pop("needs")
         needs = Needs(frozenset(inputs), frozenset(outputs), limit)
-        state.settings = Settings(needs=needs, **plain["settings"])
+        recipe = read_recipe(plain["settings"].pop("recipe").encode())
+        state.settings = Settings(needs=needs, recipe=recipe, **plain["settings"])
     return state
 
 
-def save_masks(folder: Path, block: int, masks: MaskSet) -> None:
+def _numbered(tensors: dict[str, Tensor], name: str) -> list[Tensor]:
+    """`name 0`, `name 1`, ..."""
+    count = sum(key.startswith(f"{name} ") for key in tensors)
+    return [tensors[f"{name} {number}"] for number in range(count)]
+
+
+def save_masks(
+    folder: Path, block: int, masks: MaskSet, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """The masks of a block and, if it was updated, what they keep of it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     masks.save(folder / f"masks-{block:04d}.safetensors")
+    if weights:
+        file = folder / f"weights-{block:04d}.safetensors"
+        durable.write_tensors(file, dict(weights), {}, mode=0o600)
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """What the masks of all blocks so far keep of updated parameters, by name."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("weights-*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise SympruneError(f"The client's weights {file} are corrupt: {error}.") from error
+    return weights
 
 
 def load_masks(folder: Path) -> MaskSet:

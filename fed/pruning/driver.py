@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from symprune.engine import walk
 from symprune.errors import SympruneError
 from symprune.fed.pruning import server_state
+from symprune.fed.pruning.aggregate import grams
+from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.client import Client
+from symprune.fed.pruning.forecast import Forecast, forecast
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
 from symprune.fed.wire.ledger import Ledger
@@ -85,9 +88,15 @@ class PruningResult:
     traffic: Traffic
     clients_left: list[int]
     privacy: dict[str, float] | None = None
+    aggregate: str = STATISTICS
+    forecast: Forecast | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        federated = {"traffic": self.traffic.to_dict(), "clients_left": self.clients_left}
+        weights = self.report.recipe.weight_update is not None
+        federated: dict[str, Any] = {"aggregate": self.aggregate, "sends_weights": weights}
+        federated |= {"traffic": self.traffic.to_dict(), "clients_left": self.clients_left}
+        if self.forecast is not None:
+            federated["forecast_per_client"] = self.forecast.to_dict()
         if self.privacy is not None:
             federated["privacy"] = self.privacy
         return {**self.report.to_dict(), "federated": federated}
@@ -98,11 +107,15 @@ def run(
     send: Send,
     done: Block = lambda *_: None,
     checkpoint: Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> PruningResult:
     """Drive a server to the end; its model is pruned in place.
 
     With a checkpoint, a file, the run goes on from where the last one that wrote it was stopped.
+    tell is told before what will be sent.
     """
+    expected = forecast(server)
+    tell(expected.sentence)
     blocks, report = len(server.layout.blocks), server.report
     traffic = Traffic.empty(server)
     first = -1
@@ -137,7 +150,8 @@ def run(
             done(block, blocks)
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
     report.peak_memory = memory.peak()
-    return PruningResult(report, traffic, list(server.members), server.promise())
+    members, aggregate = list(server.members), server.settings.aggregate
+    return PruningResult(report, traffic, members, server.promise(), aggregate, expected)
 
 
 def prune(
@@ -150,13 +164,19 @@ def prune(
     noise_seed: int | None = None,
     watch: walk.Watch = lambda *_: None,
     stored: Mapping[str, torch.dtype] | None = None,
+    aggregate: str = STATISTICS,
+    gram_bits: int = grams.EXACT,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> PruningResult:
     """Prune `model` in place with calibration tokens of several clients, all in this process.
 
     clients are their tokens, `[samples, length]` each. secure adds their statistics up behind
     pairwise masks; privacy clips and noises them, measured against the public tokens `reference`.
-    Without privacy the masks are those of `symprune.prune` on all tokens together, bit for bit.
-    stored names the parameters that are stored in another type than they are computed in here.
+    Without privacy the masks, and the weights if they are updated, are those of `symprune.prune` on
+    all tokens together: bit for bit but for Gram matrices that are summed securely or sent in fewer
+    than 64 gram_bits. With aggregate `votes` or `average` clients prune alone and the server counts
+    what they kept. stored names the parameters that are stored in another type than they are
+    computed in here. tell is told what will be sent.
     """
     lengths = sorted({tokens.shape[-1] for tokens in (*clients, *_given(reference))})
     if len(lengths) > 1:
@@ -166,7 +186,8 @@ def prune(
     def tick(stage: str, block: int, done: int, samples: int) -> None:
         watch(stage, block, blocks, done, samples, "")
 
-    server = Server(model, recipe or Recipe(), len(clients), secure, privacy, reference, stored)
+    settings = (secure, privacy, reference, stored, aggregate, gram_bits)
+    server = Server(model, recipe or Recipe(), len(clients), *settings)
     blocks = len(server.layout.blocks)
     seeds = [None if noise_seed is None else noise_seed + i for i in range(len(clients))]
     members = [
@@ -177,7 +198,7 @@ def prune(
     def send(outgoing: Mapping[int, bytes]) -> Mapping[int, bytes]:
         return {number: members[number](data) for number, data in outgoing.items()}
 
-    return run(server, send, lambda block, of: watch("done", block, of, 0, 0, ""))
+    return run(server, send, lambda block, of: watch("done", block, of, 0, 0, ""), tell=tell)
 
 
 def _given(tokens: Tensor | None) -> list[Tensor]:

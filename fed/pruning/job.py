@@ -12,13 +12,16 @@ from torch import Tensor
 from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_model
-from symprune.engine import bos, walk
+from symprune.engine import walk
+from symprune.engine.text import bos
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
+from symprune.fed.pruning.aggregate import grams
+from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.driver import prune as prune_in_process
 from symprune.fed.pruning.driver import split
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.server import check_recipe
+from symprune.fed.pruning.refusals import check_recipe
 from symprune.jobs.preparation import (
     Tell,
     add_output,
@@ -61,13 +64,15 @@ class PruningJob:
     force: bool = False
     access: hub.Access = field(default_factory=hub.Access)
     compute_dtype: str = "auto"
+    aggregate: str = STATISTICS
+    gram_bits: int = grams.EXACT
 
     def __post_init__(self) -> None:
         if bool(self.texts) == (self.clients is not None):
             raise SympruneError("Give --client texts or a number of --clients, one of the two.")
         if self.clients is not None and self.clients < 1:
             raise SympruneError(f"There must be at least one client, not {self.clients}.")
-        check_recipe(self.recipe)
+        check_recipe(self.recipe, self.aggregate, self.privacy, self.gram_bits)
         check_choice("compute-dtype", self.compute_dtype, compute.CHOICES)
 
     @property
@@ -149,8 +154,9 @@ def prune(
     dense = measure("dense")
     tell(f"Pruning with {len(clients)} clients: {job.recipe.describe()}")
     result = prune_in_process(
-        model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored
-    )
+        model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored,
+        aggregate=job.aggregate, gram_bits=job.gram_bits, tell=tell,
+    )  # fmt: skip
     result.report.notes[:0] = [*prepared.notes, *beginning.notes]
     result.report.bos = beginning
     pruned = measure("pruned")

@@ -6,23 +6,31 @@ the model, so a message that is anything else is refused before its content is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
+from symprune.fed.pruning.aggregate import grams
+from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, vote_type
+from symprune.fed.pruning.packed_stats import Part, layout, length
 from symprune.fed.pruning.secure_sum import KEY_BYTES, WORDS
-from symprune.fed.wire.payload import Expected, decode_as, encode_message, first_field
+from symprune.fed.wire.payload import Expected, Shape, decode_as, encode_message, first_field
 from symprune.models.matrices import Matrix
-from symprune.stats import MOMENTS, SQUARE, Needs
+from symprune.recipe import Recipe
+from symprune.stats import GRAM, MOMENTS, SQUARE, Needs
+from symprune.validation import parse_json
 
-VERSION = 3
-HELLO, ROUND, FINISH = range(3)
-HEAD = 6
+VERSION = 4
+HELLO, ROUND, GRAMS, FINISH = range(4)
+HEAD = 8
 DIGEST_BYTES = 32
-STATISTICS = (SQUARE, MOMENTS)
+MOST_RECIPE_BYTES = 1 << 16
+COLLECTED = (SQUARE, MOMENTS, GRAM)
 BOOL, INTEGER, DOUBLE, SINGLE, BYTE = (
     torch.bool,
     torch.int64,
@@ -30,6 +38,8 @@ BOOL, INTEGER, DOUBLE, SINGLE, BYTE = (
     torch.float32,
     torch.uint8,
 )
+Stored = Mapping[str, torch.dtype]
+"""The parameters that are stored in another type than they are computed in, by name."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class Settings:
     """What a client is told once: its number, the statistics to return, and how to protect them.
 
     noise is the noise multiplier, clip the bound of a sample's contribution; 0 without noise.
+    gram_bits is what a number of a Gram matrix takes. weights: kept weights come with the masks.
+    Clients that prune alone are told the recipe.
     """
 
     number: int
@@ -45,6 +57,20 @@ class Settings:
     secure: bool = False
     noise: float = 0.0
     clip: float = 0.0
+    aggregate: str = STATISTICS
+    gram_bits: int = grams.EXACT
+    weights: bool = False
+    recipe: Recipe | None = None
+
+    @property
+    def sends_grams(self) -> bool:
+        """Whether Gram matrices are sent."""
+        return self.needs.gram and self.aggregate == STATISTICS
+
+    @property
+    def exact(self) -> bool:
+        """Whether they are sent as they are: then all clients round by the first one's scale."""
+        return self.sends_grams and self.gram_bits == grams.EXACT and not self.secure
 
 
 def head(kind: int, *numbers: int) -> Tensor:
@@ -76,29 +102,54 @@ def write(first: Tensor, fields: Mapping[str, Tensor] | None = None) -> bytes:
 
 def write_settings(settings: Settings) -> bytes:
     collect = [
-        sum(1 << bit for bit, name in enumerate(STATISTICS) if name in side)
+        sum(1 << bit for bit, name in enumerate(COLLECTED) if name in side)
         for side in (settings.needs.inputs, settings.needs.outputs)
     ]
-    first = head(HELLO, settings.number, settings.clients, int(settings.secure))
+    recipe = b"" if settings.recipe is None else json.dumps(settings.recipe.to_dict()).encode()
+    how = AGGREGATES.index(settings.aggregate), int(settings.weights), len(recipe)
+    first = head(HELLO, settings.number, settings.clients, int(settings.secure), *how)
     bounds = [settings.noise, settings.clip, settings.needs.token_limit or 0.0]
-    fields = {"collect": torch.tensor(collect), "bounds": torch.tensor(bounds, dtype=DOUBLE)}
+    fields = {
+        "collect": torch.tensor([*collect, settings.gram_bits]),
+        "bounds": torch.tensor(bounds, dtype=DOUBLE),
+        "recipe": torch.tensor(list(recipe), dtype=BYTE),
+    }
     return write(first, fields)
 
 
 def read_settings(data: bytes) -> Settings:
-    numbers, fields = read(data, HELLO, {"collect": (INTEGER, (2,)), "bounds": (DOUBLE, (3,))})
-    number, clients, secure, _ = numbers
+    size = read_head(data)[-1]
+    if not 0 <= size <= MOST_RECIPE_BYTES:
+        raise SympruneError(f"A client is told a recipe of {size} bytes.")
+    asked: Expected = {"collect": (INTEGER, (3,)), "bounds": (DOUBLE, (3,))}
+    numbers, fields = read(data, HELLO, {**asked, "recipe": (BYTE, (size,))})
+    number, clients, secure, how, weights = numbers[:5]
     if not 0 <= number < clients:
         raise SympruneError(f"A client is given the number {number} of {clients}.")
+    if not 0 <= how < len(AGGREGATES) or (AGGREGATES[how] == STATISTICS) != (size == 0):
+        raise SympruneError("A client is told to aggregate in a way there is not.")
+    *sides, bits = fields["collect"].tolist()
     inputs, outputs = (
-        frozenset(name for bit, name in enumerate(STATISTICS) if code >> bit & 1)
-        for code in fields["collect"].tolist()
+        frozenset(name for bit, name in enumerate(COLLECTED) if code >> bit & 1) for code in sides
     )
     noise, clip, limit = fields["bounds"].tolist()
     if min(noise, clip, limit) < 0:
         raise SympruneError("A client is told to add negative noise or to count negative tokens.")
+    grams.check_bits(bits, clients)
     needs = Needs(inputs, outputs, limit or None)
-    return Settings(number, clients, needs, bool(secure), noise, clip)
+    recipe = read_recipe(bytes(fields["recipe"].tolist()))
+    protected = (bool(secure), noise, clip)
+    return Settings(
+        number, clients, needs, *protected, AGGREGATES[how], bits, bool(weights), recipe
+    )
+
+
+def read_recipe(text: bytes) -> Recipe | None:
+    """What clients that prune alone go by; None for others."""
+    try:
+        return Recipe.from_dict(parse_json(text.decode())) if text else None
+    except (ValueError, TypeError) as error:
+        raise SympruneError(f"A client is told a recipe that is none: {error}.") from error
 
 
 def hello_fields(secure: bool) -> Expected:
@@ -121,12 +172,57 @@ def round_fields(
     return fields
 
 
-def reply_fields(secure: bool, parts: int, values: int) -> Expected:
-    """A block's statistics: the sums themselves, or one vector of masked whole numbers."""
+def gram_request(settings: Settings, participants: int, matrices: Sequence[Matrix]) -> Expected:
+    """What the server asks a block's Gram matrices with: a number for each input channel."""
+
+    def channels(fields: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return (grams.channels_of(layout(matrices, fields["groups"], settings.needs)),)
+
+    fields: dict[str, tuple[torch.dtype, Shape]] = {"groups": (INTEGER, (len(matrices),))}
+    if settings.secure:
+        fields["participants"] = (INTEGER, (participants,))
+    return {**fields, "scale": (DOUBLE, channels)}
+
+
+def reply_fields(
+    settings: Settings, parts: Sequence[Part], matrices: Sequence[Matrix], stored: Stored
+) -> Expected:
+    """A block's statistics: the sums themselves, or one vector of masked whole numbers. Where Gram
+    matrices are sent exactly, first what they are rounded by; of clients that prune alone, what
+    they kept."""
+    if settings.aggregate != STATISTICS:
+        return _ballot_fields(settings, matrices, stored)
+    if settings.exact:
+        return {"scale": (DOUBLE, (grams.channels_of(parts),))}
+    return _sums(settings.secure, parts)
+
+
+def gram_fields(settings: Settings, parts: Sequence[Part]) -> Expected:
+    """The second half of a reply, where there are Gram matrices."""
+    sums = _sums(False, parts) if settings.exact else {}
+    return {**sums, **grams.fields(parts, settings.exact, settings.gram_bits)}
+
+
+def _sums(secure: bool, parts: Sequence[Part]) -> Expected:
+    values = length(parts)
     if secure:
-        return {"masked": (INTEGER, (values + 2 * parts, WORDS))}
+        return {"masked": (INTEGER, (values + 2 * len(parts), WORDS))}
     sums = dict.fromkeys(("values", "rests"), (DOUBLE, (values,)))
-    return {"counts": (INTEGER, (parts, 2)), **sums}
+    return {"counts": (INTEGER, (len(parts), 2)), **sums}
+
+
+def _ballot_fields(settings: Settings, matrices: Sequence[Matrix], stored: Stored) -> Expected:
+    """Tokens by matrix, then by parameter what is kept and, of updated ones, the weights."""
+    expected: dict[str, tuple[torch.dtype, Shape]] = {"tokens": (INTEGER, (len(matrices),))}
+    votes = vote_type(settings.clients) if settings.secure else BOOL
+    for number, (name, parameter) in enumerate(parameters(matrices).items()):
+        expected[f"mask{number}"] = (votes, tuple(parameter.shape))
+        if settings.weights and settings.secure:
+            expected[f"values{number}"] = (INTEGER, tuple(parameter.shape))
+        elif settings.weights:
+            dtype = stored.get(name, parameter.dtype)
+            expected[f"values{number}"] = (dtype, _kept(f"mask{number}"))
+    return expected
 
 
 def parameters(matrices: Sequence[Matrix]) -> dict[str, nn.Parameter]:
@@ -134,10 +230,41 @@ def parameters(matrices: Sequence[Matrix]) -> dict[str, nn.Parameter]:
     return {matrix.parameter_name: matrix.parameter for matrix in matrices}
 
 
-def mask_fields(matrices: Sequence[Matrix]) -> Expected:
-    shapes = [tuple(parameter.shape) for parameter in parameters(matrices).values()]
-    return {f"mask{number}": (BOOL, shape) for number, shape in enumerate(shapes)}
+def mask_fields(matrices: Sequence[Matrix], stored: Stored, weights: bool) -> Expected:
+    """The masks of a block and, if it was updated, the weights they keep as they are stored."""
+    expected: dict[str, tuple[torch.dtype, Shape]] = {}
+    for number, (name, parameter) in enumerate(parameters(matrices).items()):
+        expected[f"mask{number}"] = (BOOL, tuple(parameter.shape))
+        if weights:
+            dtype = stored.get(name, parameter.dtype)
+            expected[f"values{number}"] = (dtype, _kept(f"mask{number}"))
+    return expected
 
 
-def mask_tensors(matrices: Sequence[Matrix], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"mask{number}": masks[name] for number, name in enumerate(parameters(matrices))}
+def mask_tensors(
+    matrices: Sequence[Matrix], masks: Mapping[str, Tensor], stored: Stored, weights: bool
+) -> dict[str, Tensor]:
+    fields: dict[str, Tensor] = {}
+    for number, (name, parameter) in enumerate(parameters(matrices).items()):
+        keep = fields[f"mask{number}"] = masks[name]
+        if weights:
+            kept = parameter.detach().cpu()[keep]
+            fields[f"values{number}"] = kept.to(stored.get(name, parameter.dtype))
+    return fields
+
+
+def _kept(mask: str) -> Callable[[Mapping[str, Tensor]], tuple[int, ...]]:
+    """As many as a mask that came before keeps."""
+    return lambda fields: (int(fields[mask].sum()),)
+
+
+def digest(model: nn.Module, stored: Stored) -> Tensor:
+    """A fingerprint of the dense model as it is stored: both sides must have the same one, whatever
+    their machines compute in."""
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name, parameter in model.named_parameters():
+        dtype = stored.get(name, parameter.dtype)
+        found.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
+        flat = parameter.detach().to("cpu", dtype).contiguous().view(-1)
+        found.update(flat.view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)

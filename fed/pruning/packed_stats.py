@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.models.matrices import Matrix
-from symprune.stats import ChannelStats, Needs, two_sum
+from symprune.stats import GRAM, SQUARE, ChannelStats, Needs, two_sum
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,13 @@ class Part:
     collect: frozenset[str]
 
     @property
+    def gram(self) -> bool:
+        """Whether the input's Gram matrix is summed as well, which is no part of the vector."""
+        return GRAM in self.collect
+
+    @property
     def sums(self) -> tuple[str, ...]:
-        return tuple(ChannelStats(0, self.collect).sums)
+        return tuple(ChannelStats(0, self.collect - {GRAM}).sums)
 
     @property
     def size(self) -> int:
@@ -99,13 +104,25 @@ def pack(
         for stats in measured.values():
             packed.counts[number] = torch.tensor([stats.samples, stats.tokens])
             values, rests = (
-                torch.cat([group[name].cpu() for name in part.sums])
+                torch.cat([packed.values[:0], *(group[name].cpu() for name in part.sums)])
                 for group in (stats.sums, stats.rests)
             )
             packed.values[at : at + part.size] = values
             packed.rests[at : at + part.size] = rests
         at += part.size
     return packed
+
+
+def lengths(parts: Sequence[Part], packed: Packed) -> Tensor:
+    """The root of every input channel's sum of squares, of the inputs with Gram matrices."""
+    found, at = [packed.values[:0]], 0
+    for part in parts:
+        if part.gram:
+            where = at + part.sums.index(SQUARE) * part.channels
+            here = slice(where, where + part.channels)
+            found.append((packed.values[here] + packed.rests[here]).clamp(min=0).sqrt())
+        at += part.size
+    return torch.cat(found)
 
 
 def unpack(
@@ -123,6 +140,6 @@ def unpack(
             at += part.channels
         if counts[0] > 0:
             stats = ChannelStats(part.channels, part.collect, device=device)
-            stats.load(state)
+            stats.load({**stats.state(), **state})
             sides[part.side] |= dict.fromkeys(part.names, stats)
     return sides["inputs"], sides["outputs"]

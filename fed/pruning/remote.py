@@ -3,12 +3,14 @@
 A client may be a new process for every message, so it reads the model each time and keeps its state
 in its folder. What it calibrates on, how much of it and what protection it insists on are the
 owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon`, `delta`, `clip`,
-`secure`, `bos`, `revision`, `trust_remote_code`, `compute_dtype`); the server decides none of them.
+`secure`, `gram`, `bos`, `revision`, `trust_remote_code`, `compute_dtype`); the server decides none
+of them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,17 +22,21 @@ from torch import Tensor, nn
 from symprune import calibration
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.load import load_with_tokenizer
-from symprune.engine import bos
-from symprune.engine.bos import Bos
-from symprune.engine.tokens import cap_seqlen
+from symprune.engine import decide
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.fed.protocol import check
+from symprune.fed.pruning import server_state
+from symprune.fed.pruning.aggregate import grams
+from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import PruningResult, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.server import Server, check_recipe
-from symprune.fed.pruning.server_state import blocks_done
+from symprune.fed.pruning.refusals import check_recipe
+from symprune.fed.pruning.server import Server
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
@@ -38,11 +44,12 @@ from symprune.models import hub
 from symprune.recipe import Recipe
 from symprune.validation import has_kinds, parse_json
 
+log = logging.getLogger("symprune.fed")
 STATE = "pruning.safetensors"
 BEGINNING = "bos.json"
 MODEL = "model"
 TASK = {"model": str, "recipe": dict, "clients": int, "secure": bool, "reference": str}
-TASK |= {"trust_remote_code": bool, "compute_dtype": str}
+TASK |= {"trust_remote_code": bool, "compute_dtype": str, "aggregate": str, "gram_bits": int}
 PATIENCE = 20  # pauses until everyone is connected; who is missing then is left out
 
 
@@ -65,13 +72,15 @@ class Task:
     revision: str | None = None
     trust_remote_code: bool = False
     compute_dtype: str = "auto"
+    aggregate: str = STATISTICS
+    gram_bits: int = grams.EXACT
 
     def __post_init__(self) -> None:
-        check_recipe(self.recipe)
+        check_recipe(self.recipe, self.aggregate, self.privacy, self.gram_bits)
 
     def steps_done(self, folder: Path) -> int:
         """The blocks the server has decided and saved."""
-        return blocks_done(folder / STATE)
+        return server_state.blocks_done(folder / STATE)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "recipe": self.recipe.to_dict()})
@@ -115,11 +124,12 @@ def of_job(job: PruningJob) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     version, trusted = job.access.revision, job.access.trust_remote_code
     task = Task(
         model, recipe, len(job.texts), job.secure, job.privacy, job.reference, version, trusted,
-        job.compute_dtype,
+        job.compute_dtype, job.aggregate, job.gram_bits,
     )  # fmt: skip
     shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
     shared |= {"secure": job.secure, "trust_remote_code": trusted, "bos": recipe.bos}
     shared["compute_dtype"] = job.compute_dtype
+    shared["gram"] = decide.needs(recipe).gram and job.aggregate == STATISTICS
     if version is not None:
         shared["revision"] = version
     if job.privacy is not None:
@@ -151,18 +161,21 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
             task.reference, tokenizer, REFERENCE_WINDOWS, length, seed
         )
         reference = calibration.begin_with(reference, beginning.token)
-    server = Server(model, task.recipe, task.clients, task.secure, task.privacy, reference, stored)
+    server = Server(
+        model, task.recipe, task.clients, task.secure, task.privacy, reference, stored,
+        task.aggregate, task.gram_bits,
+    )  # fmt: skip
     server.report.bos = beginning
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / STATE
     wait_for_all(transport, PATIENCE, pause)
-    result = run(server, transport.exchange, checkpoint=state)
+    result = run(server, transport.exchange, checkpoint=state, tell=log.info)
     record = {"model": task.model, "description": task.recipe.describe(), **result.to_dict()}
     record["compute_dtype"] = compute.name_of(model.dtype)
     compute.restore(model, stored)
     record["federated"]["secure_sum"] = task.secure
     output_folder.save(output, model, tokenizer, record, result.report.masks)
-    state.unlink(missing_ok=True)
+    server_state.remove(state)
     return result
 
 
@@ -173,7 +186,7 @@ def answer(data: bytes, node: Node) -> bytes:
     with limited_threads():
         model, tokens, stored = settings.load(node.folder)
         owner = (settings.privacy, settings.secure, node.folder)
-        return Client(model, tokens, *owner, stored=stored)(data)
+        return Client(model, tokens, *owner, stored=stored, gram=settings.gram)(data)
 
 
 @dataclass(frozen=True)
@@ -193,6 +206,7 @@ class NodeSettings:
     trust_remote_code: bool = False
     bos: str = "auto"
     compute_dtype: str = "auto"
+    gram: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> NodeSettings:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -66,12 +66,51 @@ def mask(values: np.ndarray, number: int, seeds: Mapping[int, bytes], which: str
 
     No stream is used for two sums: it depends on `which` sum it is and on who takes part.
     """
+    for other, words in _streams(values, number, seeds, which):
+        values = add(values, words if number < other else negative(words))
+    return values
+
+
+def mask_whole(values: Tensor, number: int, seeds: Mapping[int, bytes], which: str) -> Tensor:
+    """The same for whole numbers of any type, which are added up modulo 2 to their bits."""
+    masked = _words(values)
+    for other, words in _streams(masked, number, seeds, which):
+        masked = masked + words if number < other else masked - words
+    return tensor_from(masked.view(values.numpy().dtype)).view(values.shape)
+
+
+def mask_fields(
+    fields: Mapping[str, Tensor], number: int, seeds: Mapping[int, bytes], which: str
+) -> dict[str, Tensor]:
+    """Several of these at once, each behind streams of its own."""
+    return {
+        name: mask_whole(value, number, seeds, f"{which} {name}") for name, value in fields.items()
+    }
+
+
+def total_whole(masked: Iterable[Tensor]) -> Tensor:
+    """The sum of all clients' masked whole numbers."""
+    parts = list(masked)
+    summed = _words(parts[0])
+    for part in parts[1:]:
+        summed = summed + _words(part)
+    return tensor_from(summed.view(parts[0].numpy().dtype)).view(parts[0].shape)
+
+
+def _words(values: Tensor) -> np.ndarray:
+    """Whole numbers without their sign, which the sum modulo 2 to their bits gets back."""
+    flat = values.contiguous().numpy().reshape(-1)
+    return flat.view(np.dtype(f"u{flat.dtype.itemsize}"))
+
+
+def _streams(
+    values: np.ndarray, number: int, seeds: Mapping[int, bytes], which: str
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The stream this client shares with every other one, as long and of the type of values."""
     label = f"{which} of {sorted({number, *seeds})} ".encode()
     for other, seed in seeds.items():
         stream = hashlib.shake_256(label + seed).digest(values.nbytes)
-        words = np.frombuffer(stream, np.uint64).reshape(values.shape)
-        values = add(values, words if number < other else negative(words))
-    return values
+        yield other, np.frombuffer(stream, values.dtype).reshape(values.shape)
 
 
 def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:

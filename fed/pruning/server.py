@@ -18,16 +18,19 @@ from torch import Tensor, nn
 from symprune.engine import decide, forward, walk
 from symprune.engine.arguments import Arguments
 from symprune.engine.collect import Collector, collect
+from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
-from symprune.fed.pruning import messages, noise, packed_stats, secure_sum
-from symprune.fed.pruning.client import digest
-from symprune.fed.pruning.messages import FINISH, HELLO, ROUND, Settings
+from symprune.fed.pruning import messages, noise, packed_stats
+from symprune.fed.pruning.aggregate import ballots, grams, totals
+from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Settings
 from symprune.fed.pruning.noise import Privacy
+from symprune.fed.pruning.refusals import check_recipe
 from symprune.models.layout import device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, TOTAL
+from symprune.stats import SQUARE, ChannelStats, Needs
 
 Numbered = dict[int, bytes]
 PROBE_TOKENS = 8
@@ -48,7 +51,8 @@ class Server:
 
     reference are public tokens `[samples, length]`: needed with privacy, where statistics are
     measured against them. stored names the parameters that are stored in another type than they are
-    computed in here.
+    computed in here. aggregate: clients send statistics, votes or averages. gram_bits is what a
+    number of a Gram matrix takes, where these are sent.
     """
 
     def __init__(
@@ -60,9 +64,12 @@ class Server:
         privacy: Privacy | None = None,
         reference: Tensor | None = None,
         stored: Mapping[str, torch.dtype] | None = None,
+        aggregate: str = STATISTICS,
+        gram_bits: int = grams.EXACT,
     ) -> None:
-        self.needs = decide.needs(recipe)
-        check_recipe(recipe)
+        check_recipe(recipe, aggregate, privacy, gram_bits)
+        grams.check_bits(gram_bits, clients)
+        self.needs = _with_squares(decide.needs(recipe), secure or gram_bits != grams.EXACT)
         if clients < 1 + secure:
             least = "two clients for masked summation" if secure else "one client"
             raise SympruneError(f"Federated pruning needs at least {least}.")
@@ -74,14 +81,19 @@ class Server:
         self.secure = secure
         self.privacy = privacy
         self.stored = stored or {}
-        self.digest = digest(model, self.stored)
+        self.digest = messages.digest(model, self.stored)
         self.report = walk.Report(recipe, 0)
         self.report.parameters = self.layout.weights
         self.members: dict[int, Known | None] = dict.fromkeys(range(clients))
-        self.settings = Settings(0, clients, self.needs, secure)
+        self.settings = Settings(
+            0, clients, self.needs, secure,
+            aggregate=aggregate, gram_bits=gram_bits, weights=recipe.weight_update is not None,
+            recipe=None if aggregate == STATISTICS else recipe,
+        )  # fmt: skip
         if privacy is not None and self.needs:
             multiplier = privacy.multiplier(len(self.layout.blocks))
-            self.settings = Settings(0, clients, self.needs, secure, multiplier, privacy.clip)
+            self.settings = replace(self.settings, noise=multiplier, clip=privacy.clip)
+        self.report.notes += _warnings(self.settings)
         probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
@@ -92,6 +104,7 @@ class Server:
         self._attempt = 0
         self._ask: dict[str, Tensor] = {}
         self._parts: list[packed_stats.Part] = []
+        self._first: dict[int, dict[str, Tensor]] = {}
 
     def hello(self) -> Numbered:
         """What every client is told first."""
@@ -123,14 +136,16 @@ class Server:
         self.members[number] = Known(samples, length, fields.get("key"))
 
     def ask(self, block: int) -> Numbered:
-        """The request for a block's statistics, with the masks of the block before."""
+        """The request for a block's statistics, with the masks of the block before; where these
+        are in, the one for its Gram matrices."""
         matrices = self.layout.matrices(block)
         fields: dict[str, Tensor] = {}
+        if self._first:
+            return self._ask_grams(block)
         if self._attempt == 0:
             self._prepare(block, matrices)
             if block:
-                before = self.layout.matrices(block - 1)
-                fields = messages.mask_tensors(before, self.report.masks)
+                fields = self._decided(block - 1)
         asked = dict(self._ask)
         if self.secure:
             asked["participants"] = torch.tensor(list(self.members))
@@ -142,6 +157,26 @@ class Server:
         values = packed_stats.length(self._parts)
         first = messages.head(ROUND, block, self._attempt, len(self.members), values)
         return dict.fromkeys(self.members, messages.write(first, {**asked, **fields}))
+
+    def _ask_grams(self, block: int) -> Numbered:
+        asked = {"groups": self._ask["groups"]}
+        if self.secure:
+            asked["participants"] = torch.tensor(list(self.members))
+        asked["scale"] = self._scale()
+        first = messages.head(GRAMS, block, self._attempt, len(self.members))
+        return dict.fromkeys(self.members, messages.write(first, asked))
+
+    def _scale(self) -> Tensor:
+        """What Gram matrices are rounded by: as the first client's first sample says, which is what
+        the whole text's first one says to central pruning; or the lengths of all channels."""
+        if self.settings.exact:
+            return self._first[min(self._first)]["scale"]
+        return packed_stats.lengths(self._parts, self._total(self._first))
+
+    def _decided(self, block: int) -> dict[str, Tensor]:
+        """What became of a block."""
+        masks, weights = self.report.masks, self.settings.weights
+        return messages.mask_tensors(self.layout.matrices(block), masks, self.stored, weights)
 
     def _prepare(self, block: int, matrices: list[Matrix]) -> None:
         """Which matrices share an input, and what public text measures in this block."""
@@ -156,7 +191,7 @@ class Server:
                     block,
                     self.layout.blocks[block],
                     matrices,
-                    self.needs,
+                    self.needs if self.settings.noise else _of_channels(self.needs),
                 )
             inputs = measured.inputs
         self._probed = measured
@@ -174,7 +209,7 @@ class Server:
                     self._public.advance(passed, self.layout.blocks[passed])
 
     def take(self, block: int, replies: Mapping[int, bytes]) -> bool:
-        """Decide the block from the replies; False if it must be asked for again."""
+        """Decide the block from the replies; False if there is something left to be asked for."""
         got: dict[int, dict[str, Tensor]] = {}
 
         def check(number: int, data: bytes) -> None:
@@ -182,29 +217,69 @@ class Server:
 
         before = len(self.members)
         self._take(replies, check)
-        if self.secure and len(self.members) < before:
+        if (self.secure or self._first) and len(self.members) < before:
             self._attempt += 1
+            self._first = {}
             return False
-        self._attempt = 0
-        total = self._secure_total(got) if self.secure else self._plain_total(got)
+        if self.settings.sends_grams and not self._first:
+            self._first = got
+            return False
+        with torch.no_grad():
+            if self.settings.aggregate == STATISTICS:
+                self._decide(block, got)
+            else:
+                self._elect(block, got)
+        self._attempt, self._first = 0, {}
+        return True
+
+    def _decide(self, block: int, got: totals.Replies) -> None:
+        """The block's masks and weights, as central pruning decides them."""
+        first = {n: self._first[n] for n in got} if self._first else got
+        total = self._total(got if self.settings.exact else first)
         if self.settings.noise:
             total = self._estimate(total)
         measured, device = Collector(), device_of(self.layout.blocks[block])
         measured.inputs, measured.outputs = packed_stats.unpack(self._parts, total, device)
+        if self.settings.sends_grams:
+            summed = totals.gram_matrices(self._parts, got, self.settings, self._scale())
+            grams.load(self._parts, summed, measured.inputs)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
-        plan = walk.WalkPlan(self.report.recipe, self.needs)
-        with torch.no_grad():
-            matrices = self.layout.matrices(block)
-            pruned = walk.prune_block(matrices, measured, self.report, plan)
-            self.report.masks.update(pruned.masks)
-        return True
+        self._prune(block, measured, WalkPlan(self.report.recipe, self.needs))
+
+    def _elect(self, block: int, got: totals.Replies) -> None:
+        """The block's masks, and weights if they were updated, from what every client decided."""
+        matrices, recipe = self.layout.matrices(block), self.report.recipe
+        dense = list(messages.parameters(matrices).values())
+        total = totals.ballot(got, dense, self.secure, self._counted()[1])
+        elected = ballots.count(matrices, total, recipe, self.settings.aggregate)
+        measured, before = Collector(), len(self.report.layers)
+        measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
+        for matrix, tokens in zip(matrices, total.tokens.tolist(), strict=True):
+            stats = measured.inputs[matrix.name] = ChannelStats(0, ())
+            stats.tokens = tokens
+            if matrix.name in elected.weights and matrix.name not in measured.choosing:
+                stored = self.stored_type(matrix)
+                matrix.weight.copy_(elected.weights[matrix.name].to(stored))
+        settled = recipe.with_changes(refine=None, update=None)
+        self._prune(block, measured, WalkPlan(settled, self.needs, base=elected.masks))
+        for number, layer in enumerate(self.report.layers[before:], before):
+            if layer.name in elected.unseen and not layer.dense:
+                self.report.layers[number] = replace(layer, dense=ballots.UNSEEN)
+
+    def _prune(self, block: int, measured: Collector, plan: WalkPlan) -> None:
+        matrices = self.layout.matrices(block)
+        types = {self.stored_type(matrix) for matrix in matrices}
+        plan = replace(plan, stored=types.pop() if len(types) == 1 else None)
+        pruned = prune_block(matrices, measured, self.report, plan)
+        self.report.masks.update(pruned.masks)
+
+    def stored_type(self, matrix: Matrix) -> torch.dtype:
+        """What its updated weights are rounded to."""
+        return self.stored.get(matrix.parameter_name, matrix.parameter.dtype)
 
     def finish(self) -> Numbered:
-        """The masks of the last block."""
-        matrices = self.layout.matrices(len(self.layout.blocks) - 1)
-        data = messages.write(
-            messages.head(FINISH), messages.mask_tensors(matrices, self.report.masks)
-        )
+        """What became of the last block."""
+        data = messages.write(messages.head(FINISH), self._decided(len(self.layout.blocks) - 1))
         return dict.fromkeys(self.members, data)
 
     def promise(self) -> dict[str, float] | None:
@@ -219,58 +294,46 @@ class Server:
 
     def _statistics(self, number: int, block: int, data: bytes) -> dict[str, Tensor]:
         """One client's reply, checked as far as it can be."""
-        shape = messages.reply_fields(
-            self.secure, len(self._parts), packed_stats.length(self._parts)
-        )
-        numbers, fields = messages.read(data, ROUND, shape)
+        settings, matrices = self.settings, self.layout.matrices(block)
+        kind = GRAMS if self._first else ROUND
+        shape = messages.reply_fields(settings, self._parts, matrices, self.stored)
+        if self._first:
+            shape = messages.gram_fields(settings, self._parts)
+        numbers, fields = messages.read(data, kind, shape)
         if numbers[:2] != [block, self._attempt]:
             raise SympruneError(f"It answered for block {numbers[0]}, not {block}.")
-        if not self.secure:
+        if "tokens" in fields and not self.secure:
+            kept = [fields[f"mask{n}"] for n in range(len(messages.parameters(matrices)))]
+            ballots.check_count(matrices, kept, self.report.recipe)
+        if "scale" in fields and bool((fields["scale"] < 0).any()):
+            raise SympruneError("It rounds by less than nothing.")
+        if "counts" in fields:
             known = self._known()[number]
             most = torch.tensor([known.samples, known.samples * known.length])
             if (fields["counts"] < 0).any() or (fields["counts"] > most).any():
                 raise SympruneError("It counted more samples than it has.")
-            if not self.settings.noise and self._negative_squares(fields["values"]):
+            if not self.settings.noise and totals.negative_squares(self._parts, fields["values"]):
                 raise SympruneError("It sent sums of squares below zero.")
         return fields
 
-    def _negative_squares(self, values: Tensor) -> bool:
-        names = [name for part in self._parts for name in part.sums]
-        widths = [part.channels for part in self._parts for _ in part.sums]
-        pieces = zip(names, values.split(widths), strict=True)
-        return any(bool((piece < 0).any()) for name, piece in pieces if name != TOTAL)
+    def _total(self, got: totals.Replies) -> packed_stats.Packed:
+        return totals.statistics(self._parts, got, self.settings, *self._counted())
 
-    def _plain_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> packed_stats.Packed:
-        total = packed_stats.empty(self._parts)
-        for number in sorted(got):
-            total.add(packed_stats.Packed(**got[number]))
-        return total
-
-    def _secure_total(self, got: Mapping[int, Mapping[str, Tensor]]) -> packed_stats.Packed:
-        fixed = secure_sum.total(got[number]["masked"] for number in sorted(got))
-        values, rests = secure_sum.from_fixed(fixed)
-        counted = 2 * len(self._parts)
-        counts = values[:counted].to(torch.int64).view(-1, 2)
+    def _counted(self) -> tuple[int, int]:
+        """How many samples and tokens all clients have."""
         known = self._known().values()
-        most = torch.tensor(
-            [[sum(k.samples for k in known), sum(k.samples * k.length for k in known)]]
-        )
-        negative = not self.settings.noise and self._negative_squares(values[counted:])
-        if negative or (counts < 0).any() or (counts > most).any():
-            raise SympruneError("The clients' masked sum is not one: somebody sent something else.")
-        return packed_stats.Packed(counts, values[counted:], rests[counted:])
+        return sum(k.samples for k in known), sum(k.samples * k.length for k in known)
 
     def _estimate(self, total: packed_stats.Packed) -> packed_stats.Packed:
-        known = self._known().values()
         values = packed_stats.length(self._parts)
-        deviation = self.settings.noise * self.settings.clip * math.sqrt(values * len(known))
+        clients = len(self.members)
+        deviation = self.settings.noise * self.settings.clip * math.sqrt(values * clients)
         return noise.estimate(
             self._parts,
             total.values,
             self._ask["centre"],
             self._ask["scale"],
-            sum(k.samples for k in known),
-            sum(k.samples * k.length for k in known),
+            *self._counted(),
             deviation,
             self.settings.clip,
         )
@@ -299,36 +362,24 @@ class Server:
         return {number: known for number, known in self.members.items() if known is not None}
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse what cannot be decided from a few sums per channel."""
-    if "regional_gradient" in recipe.criterion.needs:
-        raise SympruneError(
-            f"Method {recipe.method} needs a gradient for every weight, of which federated pruning "
-            "sends none; choose another method."
-        )
-    if recipe.weight_update is not None:
-        raise SympruneError(
-            f"--update {recipe.weight_update.name} changes weights, which federated pruning does "
-            "not send; leave it out."
-        )
-    if recipe.rounding is not None or recipe.head_grid is not None:
-        option = "--values" if recipe.rounding is not None else "--values-head"
-        raise SympruneError(
-            f"{option} changes weights, which federated pruning does not send; prune without it, "
-            "then put the values on a grid by symprune refine --masks FOLDER --refine none."
-        )
-    if recipe.reconstruction is not None:
-        raise SympruneError(
-            "--reconstruct trains weights, which federated pruning does not send; prune without "
-            "it, then train them by symprune refine --masks FOLDER --refine none --reconstruct."
-        )
-    if recipe.allocation is not None:
-        raise SympruneError(
-            f"--allocate {recipe.allocation.name} needs a pass over the dense model first; "
-            "federated pruning takes the same share from every layer."
-        )
-    if recipe.refinement is not None and recipe.refinement.needs == GRAM:
-        raise SympruneError(
-            f"--refine {recipe.refinement.name} needs the clients' Gram matrices, which are as "
-            "large as the weights and tell much more of the data; use dsnot or r2-dsnot."
-        )
+def _with_squares(needs: Needs, wanted: bool) -> Needs:
+    """Gram matrices in units of the channels' lengths need these first."""
+    return replace(needs, inputs=needs.inputs | {SQUARE}) if needs.gram and wanted else needs
+
+
+def _of_channels(needs: Needs) -> Needs:
+    """The cheapest that tells which matrices share an input."""
+    inputs = frozenset({SQUARE}) if needs.inputs else frozenset[str]()
+    return replace(needs, inputs=inputs)
+
+
+def _warnings(settings: Settings) -> list[str]:
+    """What the owners of the data should read."""
+    if not settings.sends_grams:
+        return []
+    whose = "the sum of all clients'" if settings.secure else "every client's"
+    return [
+        f"The server sees {whose} Gram matrices, which tell which channels of a layer act together "
+        "and, of text with fewer tokens than channels, all that its inputs span: far more than "
+        "sums per channel."
+    ]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from symprune.engine.report import LayerReport, is_layer
 from symprune.errors import SympruneError
+from symprune.fed.pruning import messages
 from symprune.fed.pruning.secure_sum import KEY_BYTES
 from symprune.fed.pruning.server import Known, Server
 from symprune.machine import durable
@@ -45,7 +46,39 @@ def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -
         "traffic": {name: traffic[name] for name in ("setup", "blocks")},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
+    if server.settings.weights and next_block:
+        _save_weights(path, server, next_block - 1)
     durable.write_tensors(path, tensors, {"run": json.dumps(plain)})
+
+
+def _save_weights(path: Path, server: Server, block: int) -> None:
+    """The updated matrices of a block, in a file of their own that is written once."""
+    parameters = messages.parameters(server.layout.matrices(block))
+    weights = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
+    durable.write_tensors(_weights_file(path, block), weights, {})
+
+
+def _load_weights(path: Path, server: Server, next_block: int) -> None:
+    for block in range(next_block):
+        file = _weights_file(path, block)
+        parameters = messages.parameters(server.layout.matrices(block))
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name, parameter in parameters.items():
+                    parameter.data.copy_(opened.get_tensor(name))
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise SympruneError(f"The checkpoint {file} is corrupt: {error}.") from error
+
+
+def _weights_file(path: Path, block: int) -> Path:
+    return path.with_name(f"{path.stem}-weights-{block:04d}.safetensors")
+
+
+def remove(path: Path) -> None:
+    """A run that is over needs no checkpoint."""
+    path.unlink(missing_ok=True)
+    for file in path.parent.glob(f"{path.stem}-weights-*.safetensors"):
+        file.unlink()
 
 
 def blocks_done(path: Path) -> int:
@@ -66,11 +99,14 @@ def restore(path: Path, server: Server) -> tuple[int, dict[str, Any]]:
         if name.startswith("mask "):
             report.masks[name.removeprefix("mask ")] = value
     report.masks.apply(server.layout.model)
+    done = min(plain["next_block"], len(server.layout.blocks))
+    if server.settings.weights:
+        _load_weights(path, server, done)
     server.members = {
         int(number): Known(samples, length, tensors.get(f"key {number}"))
         for number, (samples, length) in plain["members"].items()
     }
-    server.skip(min(plain["next_block"], len(server.layout.blocks)))
+    server.skip(done)
     return plain["next_block"], {"ledger": tensors["ledger"], **plain["traffic"]}
 
 
@@ -110,6 +146,8 @@ def _identity(server: Server) -> dict[str, Any]:
         "recipe": server.report.recipe.to_dict(),
         "number of clients": settings.clients,
         "way of summation": settings.secure,
+        "aggregate": settings.aggregate,
+        "number of bits for Gram matrices": settings.gram_bits,
         "noise": [settings.noise, settings.clip],
         "type to compute in": str(next(server.layout.model.parameters()).dtype),
     }

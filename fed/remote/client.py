@@ -68,14 +68,21 @@ def _job(header: Header, node: Node) -> TrainingJob:
     return TrainingJob(**{name: header[name] for name in names})
 
 
-def _own_problem(job: TrainingJob, node: Node) -> Problem:
-    data = node.config.get("data")
-    return job.client_problem(node.number, None if data is None else str(data))
+def _own_problem(header: Header, job: TrainingJob, node: Node) -> Problem:
+    """The client's rows, its owner's if there are any, and the masks, which must be the server's
+    wherever the client has them from."""
+    data, masks = (node.config.get(name) for name in ("data", "masks"))
+    masked = job.problem.get("masks") is not None
+    own = str(masks) if masked and masks is not None else None
+    problem = job.client_problem(node.number, None if data is None else str(data), own)
+    same = problem.layout.digest == header.get("masks", "")
+    check(same, f"Client {node.number} has other masks than the server.")
+    return problem
 
 
 def _describe(letter: Letter, node: Node) -> Letter:
     """What the step sizes are computed from: rows, smoothness, strong convexity."""
-    problem = _own_problem(_job(letter.header, node), node)
+    problem = _own_problem(letter.header, _job(letter.header, node), node)
     constants = problem.constants()
     known: dict[str, Any] = {
         "L": constants.L[0] if math.isfinite(constants.L[0]) else None,
@@ -91,9 +98,9 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     header, job = letter.header, _job(letter.header, node)
     file = record_file(node.folder, str(header["run"]))
     number, counted = int(header["turn"]), int(header["counted"])
-    record, problem = _load(file), _own_problem(job, node)
+    record, problem = _load(file), _own_problem(header, job, node)
     turn = Turn(number, job.seed, int(header["n"]), torch.tensor([node.number]))
-    algorithm = job.build_algorithm()
+    algorithm = job.build_algorithm().located(problem.layout)
     received = collect([letter.parts[0]])
     if record is None or (record.turn, record.counted) != (number, counted):
         state = None if record is None else record.state(counted)

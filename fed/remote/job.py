@@ -47,6 +47,8 @@ class TrainingJob:
         check_seed(self.seed)
         for name in self.problem:
             check(name in PROBLEM, f"A problem has no setting {name!r}.")
+        masks = self.problem.get("masks")
+        check(masks is None or isinstance(masks, str), "A job names its masks by their file.")
         self.build_algorithm()
 
     def build_algorithm(self) -> Algorithm:
@@ -54,7 +56,7 @@ class TrainingJob:
 
     def with_prepared(self, algorithm: Algorithm) -> TrainingJob:
         """The same with every hyper-parameter filled in, so that clients need no constants."""
-        return replace(self, algorithm=algorithm.name, options=asdict(algorithm))
+        return replace(self, algorithm=algorithm.name, options=algorithm.settings())
 
     def whole_problem(self) -> Problem:
         return _problem(json.dumps(self.problem, sort_keys=True))
@@ -72,8 +74,14 @@ class TrainingJob:
         file = folder / STATE
         return snapshot.load(file).turn if file.exists() else 0
 
-    def client_problem(self, number: int, data: str | None = None) -> Problem:
-        """One client's part of the problem, or, with `data`, rows that only it has."""
+    def client_problem(
+        self, number: int, data: str | None = None, masks: str | None = None
+    ) -> Problem:
+        """One client's part of the problem, or, with `data`, rows that only it has. `masks`: where
+        the client keeps its file of the masks, if not where the server does."""
+        if masks is not None:
+            here = replace(self, problem={**self.problem, "masks": masks})
+            return here.client_problem(number, data)
         if data is None:
             return self.whole_problem().select(torch.tensor([number]))
         weighting = self.problem.get("weighting", "mean")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.remote.job import STATE, TrainingJob, job_from_json
@@ -51,18 +52,21 @@ class Outcome:
     counted: Tensor  # the last turn of every client that counted, -1 for none
     ledger: Ledger
     history: list[Record]
+    layout: FlatLayout
 
     @property
     def model(self) -> Tensor:
-        return self.algorithm.model(self.server)
+        """All weights of the model: those that masks prune are zero."""
+        return self.layout.scatter(self.algorithm.model(self.server))
 
     def write(self, folder: Path, problem: Problem) -> None:
         """The model by its tensors' names and the history, for people and programs."""
-        parts = problem.layout.split(self.model)
+        parts = self.layout.split(self.model)
         tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
         durable.write_tensors(folder / "model.safetensors", tensors)
         content = {"algorithm": repr(self.algorithm), "problem": problem.name}
-        text = json.dumps({**content, "history": self.history}, indent=1)
+        bill = self.ledger.bill(self.history[-1]["round"] if self.history else 0)
+        text = json.dumps({**content, "bill": bill, "history": self.history}, indent=1)
         durable.write_text(folder / "history.json", text)
 
 
@@ -95,13 +99,15 @@ def _start(
         wanted = {**json.loads(job.to_json()), "rounds": None}
         same = {**content["asked"], "rounds": None} == wanted
         check(same, f"{folder} holds another run: {content['asked']['algorithm']}.")
+        masks = content.get("masks", "")
+        check(masks == problem.layout.digest, f"{folder} holds a run with other masks.")
         return content["run"], job_from_json(json.dumps(content["ready"])), content["own"]
     constants, own = _gather(job, problem, transport, pause)
     algorithm = job.build_algorithm().prepare(constants)
     algorithm.check_across_machines()
     run, ready = uuid.uuid4().hex[:12], job.with_prepared(algorithm)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"run": run, "own": own}
+    content = {"run": run, "own": own, "masks": problem.layout.digest}
     content |= {"asked": json.loads(job.to_json()), "ready": json.loads(ready.to_json())}
     durable.write_text(file, json.dumps(content, indent=1))
     return run, ready, own
@@ -115,7 +121,8 @@ def _gather(
     told: dict[int, dict[str, Any]] = {}
     for attempt in range(PATIENCE):
         missing = [i for i in range(job.clients) if i not in told]
-        letters = {i: _about(job, i, {"kind": "describe"}) for i in missing}
+        asked = {"kind": "describe", "masks": problem.layout.digest}
+        letters = {i: _about(job, i, asked) for i in missing}
         for client, data in transport.exchange(letters).items():
             try:
                 told[client] = _read_description(unpack(data, HEADER_BYTES).header, client, problem)
@@ -165,7 +172,7 @@ class _Loop:
     ) -> None:
         self.run, self.job, self.problem = run, job, problem
         self.transport, self.pause = transport, pause
-        self.algorithm = job.build_algorithm()
+        self.algorithm = job.build_algorithm().located(problem.layout)
         self.catches_up = type(self.algorithm).listen is not Algorithm.listen
         self.owed: dict[int, tuple[int, bytes]] = {}  # broadcasts that may not have been heard
         self.listened: set[int] = set()  # whose memory has heard this turn, if it is tried again
@@ -214,6 +221,7 @@ class _Loop:
             self.counted,
             self.ledger,
             self.history,
+            self.problem.layout,
         )
 
     def one_round(self) -> None:
@@ -289,6 +297,7 @@ class _Loop:
 
     def _letter(self, client: int, turn: int, body: bytes, work: bool, *memory: bytes) -> bytes:
         header = {"kind": "turn", "run": self.run, "n": self.job.clients, "turn": turn}
+        header["masks"] = self.problem.layout.digest
         header |= {"counted": int(self.counted[client]), "work": work}
         return _about(self.job, client, header, body, *memory)
 

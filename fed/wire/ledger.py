@@ -40,5 +40,21 @@ class Ledger:
             "paper_bits_down": float(self.down_bits.double().mean()),
         }
 
+    def bill(self, rounds: int) -> dict[str, dict[str, float]]:
+        """Bytes up and down: in all, per round, per client, per client and round, and those of the
+        clients with the fewest and the most."""
+        out = {}
+        for way, sizes in (("up", self.up_bytes), ("down", self.down_bytes)):
+            total, clients = int(sizes.sum()), len(sizes)
+            out[way] = {
+                "total": total,
+                "per round": total / max(rounds, 1),
+                "per client": total / clients,
+                "per client and round": total / clients / max(rounds, 1),
+                "smallest client": int(sizes.min()),
+                "largest client": int(sizes.max()),
+            }
+        return out
+
     def state(self) -> dict[str, Tensor]:
         return dict(vars(self))

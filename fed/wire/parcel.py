@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
+from symprune.fed.wire.grid import Grid, merge_grids
 from symprune.fed.wire.payload import (
     MAX_VALUES,
     decode_message,
@@ -28,12 +29,14 @@ class Sent:
 
     `each`: in a broadcast, row i is for recipient i (replies are always by row). `bits`: what the
     paper counts per message (a number or one per row; default 32 a float, 1 a bool). `table`: the
-    values are quantised. A list of tensors is sent ragged, one of any length per client."""
+    values are quantised; `grid`: they are on this one. A list of tensors is sent ragged, one of any
+    length per client."""
 
     tensor: Tensor | list[Tensor]
     bits: int | Tensor | None = None
     table: bool = False
     each: bool = False
+    grid: Grid | None = None
 
 
 Message = dict[str, "Tensor | Sent"]
@@ -69,9 +72,9 @@ class Parcel:
                 each = [encoded_sizes(t.unsqueeze(0), field.table)[0] for t in field.tensor]
                 total += torch.stack(each)
             elif self.by_row[name]:
-                total += encoded_sizes(field.tensor, field.table)
+                total += encoded_sizes(field.tensor, field.table, field.grid)
             else:
-                total += encoded_sizes(field.tensor.unsqueeze(0), field.table)
+                total += encoded_sizes(field.tensor.unsqueeze(0), field.table, field.grid)
         return total
 
     def bits(self) -> Tensor:
@@ -94,7 +97,12 @@ class Parcel:
             for name, field in self.fields.items()
         }
         quantised = frozenset(name for name, field in self.fields.items() if field.table)
-        return encode_message(chosen, quantised)  # type: ignore[arg-type]
+        grids = {
+            name: field.grid.row(row if self.by_row[name] else 0)
+            for name, field in self.fields.items()
+            if field.grid is not None
+        }
+        return encode_message(chosen, quantised, grids)  # type: ignore[arg-type]
 
     def received(self) -> Received:
         """What the other side sees: every field by row."""
@@ -136,7 +144,9 @@ def merge(parts: list[Message]) -> Message:
         bits: Any = first.bits
         if isinstance(bits, Tensor):
             bits = torch.cat([torch.as_tensor(piece.bits) for piece in pieces])
-        out[name] = Sent(joined, bits, first.table)
+        grids = [piece.grid for piece in pieces if piece.grid is not None]
+        grid = merge_grids(grids, joined[0].numel()) if grids else None
+        out[name] = Sent(joined, bits, first.table, grid=grid)
     return out
 
 

@@ -1,6 +1,7 @@
-"""Federated pruning of a real model: what the clients' domains bring, and what noise costs.
+"""Federated pruning of a real model: what the clients' domains bring, what noise costs, and what
+statistics give that votes and averages do not.
 
-    python scripts/fed/experiments_pruning.py [domains] [noise] --model M --output cells.jsonl
+    python scripts/fed/experiments_pruning.py [domains] [noise] [aggregates] --output cells.jsonl
 
 Needs SYMPRUNE_ASSETS with WikiText-2 and Penn Treebank; Python's documentation comes with Python.
 A finished cell is kept in the output file and not run again.
@@ -32,12 +33,16 @@ from symprune.fed.threads import limited_threads
 from symprune.recipe import Recipe
 
 DOMAINS = ("wikitext2", "ptb", "python")
+VALIDATION = "wikitext2 valid"
 DELTA = 1e-5
 EPSILONS = (8.0, 400.0, 3000.0, 3e4, 1e6)
 EVAL_LENGTH, EVAL_WINDOWS = 256, 8
 
 
 def text(domain: str, split: str) -> str:
+    if domain == VALIDATION:
+        name = "text/wikitext-2-raw/wiki.valid.first100KB.raw"
+        return calibration.text(str(Path(os.environ["SYMPRUNE_ASSETS"]) / name), split)
     if domain == "ptb":
         name = "ptb.valid.txt" if split == "train" else "ptb.test.txt"
         return calibration.text(str(Path(os.environ["SYMPRUNE_ASSETS"]) / "text/ptb" / name), split)
@@ -156,11 +161,48 @@ def noise(bench: Bench, samples: int = 16, length: int = 64) -> None:
     show(title, [{k: row.get(k) for k in keys} for row in rows])
 
 
-EXPERIMENTS = {"domains": domains, "noise": noise}
+def aggregates(bench: Bench, samples: int = 4, length: int = 128) -> None:
+    """What clients may send, at 50 %: statistics, votes or averages; against each of them alone."""
+    measured, windows = (VALIDATION,), 12
+    wanda = Recipe(method="wanda")
+    lsq, swap = wanda.with_changes(update="lsq"), wanda.with_changes(refine="swap")
+
+    def together(recipe: Recipe, **options: Any) -> dict[str, Any]:
+        clients = [bench.tokens(domain, samples, length) for domain in DOMAINS]
+        traffic = prune(bench.model, clients, recipe, **options).traffic.to_dict()
+        return {
+            "recipe": recipe.describe(),
+            "up": traffic["bytes_up"],
+            "down": traffic["bytes_down"],
+        }
+
+    def alone(domain: str) -> dict[str, Any]:
+        walk.prune(bench.model, bench.tokens(domain, samples, length), wanda)
+        return {"recipe": wanda.describe()}
+
+    makes: dict[str, Any] = {
+        "wanda, statistics": lambda: together(wanda),
+        "wanda, votes": lambda: together(wanda, aggregate="votes"),
+        "wanda, averages": lambda: together(wanda, aggregate="average"),
+        **{f"wanda, {domain} alone": lambda d=domain: alone(d) for domain in DOMAINS},
+        "lsq, statistics": lambda: together(lsq),
+        "lsq, statistics of 16 bits": lambda: together(lsq, gram_bits=16),
+        "swap, statistics of 16 bits": lambda: together(swap, gram_bits=16),
+        "lsq, averages": lambda: together(lsq, aggregate="average"),
+    }
+    rows = [bench.cell("dense, validation", dict, measured, windows)]
+    rows += [bench.cell(name, make, measured, windows) for name, make in makes.items()]
+    keys = ("cell", "up", "down", *measured)
+    show("Perplexity, and bytes of all clients", [{k: row.get(k) for k in keys} for row in rows])
+
+
+EXPERIMENTS = {"domains": domains, "noise": noise, "aggregates": aggregates}
 
 
 def main(
-    experiments: Annotated[list[str] | None, typer.Argument(help="domains, noise")] = None,
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="domains, noise, aggregates")
+    ] = None,
     model: str = "smollm2-135m",
     method: str = "ria",
     pattern: str = "2:4",

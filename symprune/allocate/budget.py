@@ -1,24 +1,30 @@
 """How much each layer gives: a whole number of weights for every matrix, with an exact total.
 
-Every rule starts from the dense model's Wanda scores |w| x; the sum over all matrices is what equal
-shares would remove. Knows tensors only.
+The sum over all matrices is what equal shares would remove. What a rule knows of a matrix is in its
+`Layer`. Knows tensors only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import Tensor
 
 from symprune.errors import SympruneError
 
+Unit = TypeVar("Unit", bound=Hashable)
 HALVINGS = 60  # to the last bit of a double
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix, and what its dense scores say to the rule that divides the budget.
+    """A matrix, and what the dense model says of it to the rule that divides the budget.
 
     outliers is for `owl`, count and price are for `by_error`: price[i] is the part of the layer's
-    output that goes with the lowest `count[i]` scores of every row.
+    output that goes with the lowest `count[i]` scores of every row. error is for `lsa`, part
+    (`attn` or `mlp`) as well.
     """
 
     name: str
@@ -29,6 +35,8 @@ class Layer:
     outliers: int = 0
     count: list[int] = field(default_factory=list)
     price: list[float] = field(default_factory=list)
+    part: str = "mlp"
+    error: float = 0.0
 
     @property
     def size(self) -> int:
@@ -38,6 +46,33 @@ class Layer:
 def check_spread(spread: float) -> None:
     if not 0 < spread < 1:
         raise SympruneError(f"spread must lie between 0 and 1, not {spread}.")
+
+
+def wanda_score(weight: Tensor, input_norm: Tensor) -> Tensor:
+    """|w| x"""
+    return weight.float().abs() * input_norm
+
+
+def equal_shares(layers: list[Layer]) -> dict[str, int]:
+    return {layer.name: layer.removed for layer in layers}
+
+
+def by_unit(
+    layers: list[Layer],
+    unit: Callable[[Layer], Unit],
+    value: Mapping[Unit, float],
+    sparsity: float,
+    spread: float,
+) -> dict[str, int]:
+    """The unit of the highest value gets a sparsity higher by 2 spread than that of the lowest, the
+    others lie between them in proportion, and the mean over all weights is the sparsity. A negative
+    spread turns it round. Matrices of a unit are alike; with equal values all are."""
+    low, high = min(value.values()), max(value.values())
+    if high == low:
+        return equal_shares(layers)
+    more = {name: 2 * spread * (own - low) / (high - low) for name, own in value.items()}
+    wanted = {layer.name: layer.size * (sparsity + more[unit(layer)]) for layer in layers}
+    return divide_exactly(layers, wanted)  # and with the total, the mean
 
 
 def divide_exactly(layers: list[Layer], wanted: dict[str, float]) -> dict[str, int]:

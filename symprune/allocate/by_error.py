@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from symprune import masks
-from symprune.allocate.budget import Layer, check_spread, divide_exactly
+from symprune.allocate.budget import Layer, check_spread, divide_exactly, wanda_score
 from symprune.machine import host
+from symprune.stats import SQUARE, ChannelStats
 
 LEVELS = 16
 
@@ -24,14 +25,24 @@ class ByError:
     """
 
     name: ClassVar[str] = "error"
+    needs: ClassVar[frozenset[str]] = frozenset({SQUARE})
     looks_at_outputs: ClassVar[bool] = True
     spread: float = 0.1
 
     def __post_init__(self) -> None:
         check_spread(self.spread)
 
-    def measure(self, layer: Layer, score: Tensor, output_norm: Tensor, sparsity: float) -> Layer:
-        count, price = price_levels(score, output_norm, sparsity, self.spread)
+    def measure(
+        self,
+        layer: Layer,
+        weight: Tensor,
+        inputs: ChannelStats,
+        outputs: ChannelStats | None,
+        sparsity: float,
+    ) -> Layer:
+        assert outputs is not None
+        score = wanda_score(weight, inputs.norm)
+        count, price = price_levels(score, outputs.norm, sparsity, self.spread)
         return replace(layer, count=count, price=price)
 
     def __call__(self, layers: list[Layer], sparsity: float) -> dict[str, int]:

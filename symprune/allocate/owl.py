@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from symprune.allocate.budget import Layer, check_spread, divide_exactly
+from symprune.allocate.budget import Layer, by_unit, check_spread, wanda_score
+from symprune.stats import SQUARE, ChannelStats
 from symprune.validation import check_positive
 
 
@@ -20,6 +21,7 @@ class OWL:
     """
 
     name: ClassVar[str] = "owl"
+    needs: ClassVar[frozenset[str]] = frozenset({SQUARE})
     looks_at_outputs: ClassVar[bool] = False
     outlier: float = 5.0
     spread: float = 0.08
@@ -28,7 +30,15 @@ class OWL:
         check_positive(outlier=self.outlier)
         check_spread(self.spread)
 
-    def measure(self, layer: Layer, score: Tensor, output_norm: Tensor, sparsity: float) -> Layer:
+    def measure(
+        self,
+        layer: Layer,
+        weight: Tensor,
+        inputs: ChannelStats,
+        outputs: ChannelStats | None,
+        sparsity: float,
+    ) -> Layer:
+        score = wanda_score(weight, inputs.norm)
         return replace(layer, outliers=count_outliers(score, self.outlier))
 
     def __call__(self, layers: list[Layer], sparsity: float) -> dict[str, int]:
@@ -46,14 +56,8 @@ def owl(layers: list[Layer], sparsity: float, spread: float) -> dict[str, int]:
     The shares are stretched to 2 spread and shifted, so that the mean over all weights is the
     sparsity; inside a block all matrices are alike.
     """
-    blocks = sorted({layer.block for layer in layers})
     share = {}
-    for block in blocks:
+    for block in sorted({layer.block for layer in layers}):
         own = [layer for layer in layers if layer.block == block]
         share[block] = sum(layer.outliers for layer in own) / sum(layer.size for layer in own)
-    low, high = min(share.values()), max(share.values())
-    if high == low:
-        return {layer.name: layer.removed for layer in layers}
-    kept = {block: 2 * spread * (share[block] - low) / (high - low) for block in blocks}
-    wanted = {layer.name: layer.size * (sparsity - kept[layer.block]) for layer in layers}
-    return divide_exactly(layers, wanted)  # and with the total, the mean
+    return by_unit(layers, lambda layer: layer.block, share, sparsity, -spread)

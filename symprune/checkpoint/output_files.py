@@ -8,15 +8,16 @@ byte for byte (unless another type was asked for). Masks are written as they are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from symprune.checkpoint.streamed_model import StreamedModel
-from symprune.checkpoint.tensor_files import INDEX, OutputFile, Shards, make_header
+from symprune.checkpoint.tensor_files import DTYPES, INDEX, OutputFile, Shards, make_header
 from symprune.engine.blocks import PrunedBlock
+from symprune.engine.permute.moves import Move
 from symprune.machine import durable
 from symprune.maskset import FILE_NAME, metadata
 from symprune.validation import parse_json
@@ -79,15 +80,14 @@ class OutputFiles:
         """The block that is in memory, and its masks, on the disk when this returns; the digests of
         what was written, for `take_up`."""
         kept = pruned.masks
-        values = {n: to_stored(self.streamed, self.source, n, kept[n]) for n in kept}
+        values = {n: to_stored(self.streamed, n, kept[n], pruned.moves) for n in kept}
+        values |= read_moved(self.streamed, self.streamed.names_of_block(index), pruned)
         values = self.streamed.names.take_apart(values)
         used, digests = {FILE_NAME: self.masks}, dict[str, str]()
         for key in self.streamed.keys_of_block(index):
             file = self._file_of(key)
             used[file.path.name] = file
-            digests[f"{file.path.name}/{key}"] = (
-                file.write(key, values[key]) if key in values else file.copy(key, self.source)
-            )
+            digests[f"{file.path.name}/{key}"] = self._write(key, values)
         for name in kept:
             digests[f"{FILE_NAME}/{name}"] = self.masks.write(name, kept.bits(name))
         for file in used.values():
@@ -98,9 +98,11 @@ class OutputFiles:
         """What belongs to no block, and the index."""
         blocks = range(len(self.streamed))
         done = {key for index in blocks for key in self.streamed.keys_of_block(index)}
+        values = read_moved(self.streamed, self.streamed.names_around())
+        values = self.streamed.names.take_apart(values)
         for key in self.source:
             if key not in done:
-                self._file_of(key).copy(key, self.source)
+                self._write(key, values)
         for file in (*self.files.values(), self.masks):
             file.sync()
             file.close()
@@ -109,18 +111,36 @@ class OutputFiles:
             size = sum(e.size for file in self.files.values() for e in file.header.entries)
             durable.write_text(self.folder / INDEX, index_of(index, size))
 
+    def _write(self, key: str, values: Mapping[str, Tensor]) -> str:
+        """What became of a tensor, or what it was; its digest."""
+        file = self._file_of(key)
+        if key not in values:
+            return file.copy(key, self.source)
+        return file.write(key, values[key].to(DTYPES[file.entries[key].dtype]))
+
     def _file_of(self, key: str) -> OutputFile:
         return self.files[self.source.entries[key].file]
 
 
-def to_stored(streamed: StreamedModel, source: Shards, name: str, keep: Tensor) -> Tensor:
+def read_moved(
+    streamed: StreamedModel, names: Iterable[str], pruned: PrunedBlock | None = None
+) -> dict[str, Tensor]:
+    """Parameters that are not pruned, but in another order than they were stored in."""
+    pruned = pruned or PrunedBlock()
+    moved = streamed.moved(names, pruned.moves)
+    return {n: streamed.read(n, pruned.moves) for n in moved if n not in pruned.masks}
+
+
+def to_stored(
+    streamed: StreamedModel, name: str, keep: Tensor, moves: Iterable[Move] = ()
+) -> Tensor:
     """A parameter of the block in memory in the type it is stored in. One that was computed in a
     type with fewer digits gets back those it had, unless it was changed."""
     computed = streamed.model.get_parameter(name).data
     dtype, narrow = streamed.dtype, streamed.compute
     if computed.dtype == dtype or narrow == torch.float32:
         return computed.to(dtype)  # type: ignore[no-any-return]
-    before = streamed.names.read(source, name).to(computed.device, dtype)
+    before = streamed.read(name, moves).to(computed.device, dtype)
     same = before.to(narrow) == computed
     found = torch.where(same, before, computed.to(dtype))
     return found.masked_fill_(~keep.to(found.device), 0)

@@ -15,7 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from symprune.checkpoint.output_files import index_of, mask_header, plain_headers, to_stored
+from symprune.checkpoint.output_files import (
+    index_of,
+    mask_header,
+    plain_headers,
+    read_moved,
+    to_stored,
+)
 from symprune.checkpoint.packed_shards import (
     MANIFEST,
     Manifest,
@@ -142,12 +148,13 @@ class PackedFiles:
             if any(matrix in pruned.values for matrix in packing.matrices):
                 blobs[name] = _encode_codes(packing, keep, pruned.values)
                 continue
-            weight = to_stored(self.streamed, self.source, name, keep)
+            weight = to_stored(self.streamed, name, keep, pruned.moves)
             packed = pack_floats(packing, weight)
             if packed is None:
                 plain[name] = weight
             else:
                 blobs[name] = packed
+        plain |= read_moved(self.streamed, self.streamed.names_of_block(index), pruned)
         self.write_part(index, blobs, plain)
         return {self._part(index).name: digest_file(self._part(index))}
 
@@ -169,7 +176,9 @@ class PackedFiles:
         blocks = range(len(self.streamed))
         done = {key for index in blocks for key in self.streamed.keys_of_block(index)}
         rest = [key for key in self.source if key not in done]
-        self._write(self._part(len(blocks)), rest, self._pack_head(), {})
+        moved = read_moved(self.streamed, self.streamed.names_around())
+        moved = self.streamed.names.take_apart(moved)
+        self._write(self._part(len(blocks)), rest, self._pack_head(), moved)
         written = self.open_parts()
         manifest = Manifest(
             files={name: text_of(header) for name, header in self.headers.items()},
@@ -240,7 +249,7 @@ class PackedFiles:
         for name, packing in self.packings.items():
             known = next((n for n in (name, *packing.tied) if n in names.sources), None)
             if packing.part != BLOCKS and known is not None:
-                found = round_to_grid(names.read(self.source, known), self.head)
+                found = round_to_grid(self.streamed.read(known), self.head)
                 kind = self.head.name
                 blobs[name] = blob.encode_codes([(found.codes, found.scales, None)], kind)
         return blobs

@@ -4,7 +4,7 @@ what a run that is interrupted needs to go on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,8 @@ from symprune.checkpoint.resume import HiddenStates, Progress
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
-from symprune.engine.blocks import Blocks, PrunedBlock
+from symprune.engine.blocks import Blocks, Pass, PrunedBlock
+from symprune.engine.permute.moves import Move
 from symprune.engine.report import Report
 from symprune.errors import SympruneError
 from symprune.machine import distributed
@@ -43,7 +44,11 @@ class StreamedBlocks(Blocks):
         self.states = HiddenStates(progress.folder, distributed.rank())
 
     def begin(
-        self, tokens: Tensor | None, report: Report, tick: forward.Tick
+        self,
+        tokens: Tensor | None,
+        report: Report,
+        tick: forward.Tick,
+        dense: Pass | None = None,
     ) -> tuple[int, forward.Activations | None]:
         done = self.progress
         report.layers[:] = done.reports()
@@ -59,20 +64,39 @@ class StreamedBlocks(Blocks):
         first, activations = done.hidden, self.embed(tokens, tick)
         if first and not distributed.all_agree(self.states.restore(first, activations.hidden)):
             first, activations = 0, self.embed(tokens, tick)
-        written = self.files.open_computed()
+        written = self.files.open_computed() if dense is None else None
+        pass_by = dense or forward.Activations.advance
         for index in range(first, done.finished):
             with self.streamed.block(index, written) as block:
-                activations.advance(index, block)
+                pass_by(activations, index, block)
         return done.finished, activations
 
-    def embed(self, tokens: Tensor, tick: forward.Tick = lambda _: None) -> forward.Activations:
+    def embed_others(
+        self, tokens: Tensor, tick: forward.Tick = lambda _: None
+    ) -> forward.Activations:
         with self.streamed.around():
             return forward.embed(self.layout, tokens, tick, self.allocate, self.at_once)
+
+    def embed_anew(self, tokens: Tensor) -> forward.Activations:
+        with self.streamed.around():
+            return forward.embed(self.layout, tokens)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with self.streamed.around(head=True):
+            yield
+
+    def reorder(self, moves: list[Move]) -> None:
+        """What is read is ordered, here and where it is written."""
+        self.streamed.moves = moves
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         with self.streamed.block(index) as block:
             yield block
+
+    def head(self) -> AbstractContextManager[None]:
+        return self.streamed.around(head=True)
 
     def finish(
         self,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from symprune.checkpoint import parameter_names
+from symprune.engine.permute.moves import Move, apply_moves
 from symprune.errors import SympruneError
 from symprune.machine import memory
 from symprune.machine.compute import cast
@@ -48,6 +49,7 @@ class StreamedModel:
         if getattr(config, "quantization_config", None):
             raise SympruneError("The model is quantised; a model in 16 or 32 bits can be pruned.")
         self.source = source
+        self.moves: list[Move] = []  # of what is read from `source`: the order it is pruned in
         self.dtype = stored_dtype(dtype, config, source)
         self.compute = compute or self.dtype
         self.device = torch.device(device)
@@ -95,7 +97,7 @@ class StreamedModel:
         source = source or self.source
         block = self.layout.blocks[index]
         try:
-            self.names.load(source, self._of_block[index], self.devices[index])
+            self._load(source, self._of_block[index], self.devices[index])
             self._check_whole(block, f"{self.layout.prefix}.{index}.")
             if index + 1 < len(self):
                 source.prefetch(self.keys_of_block(index + 1))
@@ -113,7 +115,7 @@ class StreamedModel:
         if not head and not tied:
             wanted = [name for name in wanted if not name.startswith(self._head())]
         try:
-            self.names.load(source, wanted, self.device)
+            self._load(source, wanted, self.device)
             if tied:
                 missing = set(self.model.state_dict()) - set(self.names.sources)
                 self.model.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -124,6 +126,29 @@ class StreamedModel:
         finally:
             parameter_names.release(self.model, self._names_around())
             memory.return_free_pages()
+
+    def read(self, name: str, moves: Iterable[Move] = ()) -> Tensor:
+        """A parameter as it is stored, in the order it is pruned in, and then moved."""
+        return apply_moves([*self.moves, *moves], name, self.names.read(self.source, name))
+
+    def moved(self, names: Iterable[str], moves: Iterable[Move] = ()) -> list[str]:
+        """Those that are not in the order they are stored in."""
+        there = {move.parameter_name for move in (*self.moves, *moves)}
+        return [name for name in names if name in there]
+
+    def names_of_block(self, index: int) -> list[str]:
+        """The parameters and buffers of a block that the checkpoint has."""
+        return self._of_block[index]
+
+    def names_around(self) -> list[str]:
+        """Those of no block."""
+        return self._around
+
+    def _load(self, source: Source, names: Iterable[str], device: torch.device) -> None:
+        names = list(names)
+        self.names.load(source, names, device)
+        for name in self.moved(names) if source is self.source else ():
+            apply_moves(self.moves, name, self.model.get_parameter(name).data)
 
     @property
     def width(self) -> int:

@@ -41,10 +41,12 @@ INTERRUPTED = 130  # the shell's exit code of what Ctrl-C ended
 STAGES = {
     "embed": "embedding",
     "collect": "measuring",
+    "permute": "looking at the dense model",
     "mask": "masking",
     "reconstruct": "reconstructing",
     "advance": "passing on",
     "allocate": "looking at the dense model",
+    "try": "trying allocations",
 }
 
 

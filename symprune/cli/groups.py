@@ -67,6 +67,48 @@ Rate = Annotated[
         rich_help_panel=RECONSTRUCTION,
     ),
 ]
+Permute = Annotated[
+    str | None,
+    typer.Option(
+        help="With --pattern: put channels into an order that it keeps more in, folded into the "
+        "weights: mlp, heads, residual, several with commas, or all. [dim]\\[default: no][/dim]",
+    ),
+]
+STATISTICS = "Statistics"
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure each block behind the blocks that are pruned already, or all of them in the "
+        "dense model, in one pass instead of two: pruned or dense. [dim]\\[default: pruned][/dim]",
+        rich_help_panel=STATISTICS,
+    ),
+]
+Sequential = Annotated[
+    bool | None,
+    typer.Option(
+        "--sequential/--no-sequential",
+        help="Measure and prune a block group by group in the order data flows through it: q/k/v, "
+        "then o, then gate/up, then down. [dim]\\[default: no][/dim]",
+        rich_help_panel=STATISTICS,
+    ),
+]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        help="What weights are fitted to: the layer's own outputs, the dense model's (dense), or "
+        "what held-out tokens choose between them (mixed); the last two go group by group. "
+        "[dim]\\[default: own][/dim]",
+        rich_help_panel=STATISTICS,
+    ),
+]
+SelfSamples = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=o.CALIBRATION,
+        help="Windows more that the dense model, loaded as a whole, writes itself: against fitting "
+        "few tokens too well. [dim]\\[default: 0][/dim]",
+    ),
+]
 HUB = "Hub"
 Revision = Annotated[
     str | None,
@@ -184,6 +226,19 @@ class Reconstructing:
         """The recipe with them; `none` takes away what it has."""
         options = o.select_given(epochs=self.epochs, rate=self.rate)
         return o.with_step(recipe, "reconstruct", self.reconstruct, options)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What a block's statistics are measured on, and what its weights are fitted to."""
+
+    inputs: Inputs = None
+    sequential: Sequential = None
+    targets: Targets = None
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """The recipe with what was typed."""
+        return recipe.with_changes(**o.select_given(**vars(self)))
 
 
 @dataclass(frozen=True)

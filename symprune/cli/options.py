@@ -224,8 +224,10 @@ ALLOCATION = "Allocation"
 Allocate = Annotated[
     str | None,
     typer.Option(
-        help="uniform: every layer gives the same. owl: blocks with outliers give less. error: the "
-        "budget goes where it costs least. [dim]\\[uniform][/dim]",
+        help="uniform: every layer gives the same. owl: blocks with outliers give less. lsa: parts "
+        "that err little without half of their weights give less. atp: early blocks give less. "
+        "error: the budget goes where it costs least. search: tries them, takes the best. "
+        "[dim]\\[uniform][/dim]",
         rich_help_panel=ALLOCATION,
     ),
 ]
@@ -233,7 +235,7 @@ Spread = Annotated[
     float | None,
     typer.Option(
         help="How far a layer's sparsity may be from the model's. "
-        "[dim]\\[owl 0.08, error 0.1][/dim]",
+        "[dim]\\[owl, lsa, atp 0.08, error 0.1][/dim]",
         rich_help_panel=ALLOCATION,
     ),
 ]

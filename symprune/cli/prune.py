@@ -13,9 +13,12 @@ from symprune.cli import options as o
 from symprune.cli.groups import (
     Choosing,
     Loading,
+    Measuring,
+    Permute,
     Reconstructing,
     Refining,
     Running,
+    SelfSamples,
     Valuing,
     expand,
 )
@@ -27,9 +30,11 @@ def prune(
     model: o.Model,
     *,
     choosing: Choosing,
+    permute: Permute = None,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
+    self_samples: SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     refine: Annotated[
@@ -47,6 +52,7 @@ def prune(
     spread: o.Spread = None,
     valuing: Valuing,
     reconstructing: Reconstructing,
+    measuring: Measuring,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -65,15 +71,18 @@ def prune(
     from symprune.jobs import pruning
 
     chosen = choosing.build(
-        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
-    )
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
+        seed=seed, bos=bos,
+    )  # fmt: skip
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     chosen = o.with_step(
         chosen, "update", update, o.select_given(iters=update_iters, rounds=rounds)
     )
     chosen = o.with_step(chosen, "allocate", allocate, o.select_given(spread=spread))
-    chosen = reconstructing.apply(valuing.apply(chosen))
+    chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
+    if permute is not None:
+        chosen = chosen.with_changes(permute=None if permute == "none" else permute)
     job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
     _do(job, running.json_file)
 
@@ -102,11 +111,13 @@ def refine_masks(
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
+    self_samples: SelfSamples = None,
     seed: o.Seed = None,
     bos: o.Bos = None,
     token_limit: o.TokenLimit = None,
     valuing: Valuing,
     reconstructing: Reconstructing,
+    measuring: Measuring,
     running: Running,
     loading: Loading,
 ) -> None:
@@ -121,20 +132,21 @@ def refine_masks(
     from symprune.update import under_masks
 
     changes = o.select_given(
-        calibration=calibration, nsamples=nsamples, seqlen=seqlen, seed=seed, bos=bos
-    )
+        calibration=calibration, nsamples=nsamples, seqlen=seqlen, self_samples=self_samples,
+        seed=seed, bos=bos,
+    )  # fmt: skip
     allow_code(method)
     made = pruning.recipe_of(masks, method)
     chosen = made.with_changes(
         refine=None, update=None, allocate=None, values=None, reconstruct=None,
-        values_head=None, **changes,
+        inputs="pruned", sequential=False, targets="own", values_head=None, **changes,
     )  # fmt: skip
     chosen = o.with_token_limit(chosen, token_limit)
     steps = refining.select_given() | o.select_given(max_swaps=max_swaps)
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = under_masks(update) | o.select_given(iters=update_iters)
     chosen = o.with_step(chosen, "update", update, fitting)
-    chosen = reconstructing.apply(valuing.apply(chosen))
+    chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
     settings = {**running.settings(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:
@@ -175,9 +187,9 @@ def sweep(
         Path,
         typer.Option(
             help="YAML file: lists of methods, sparsities, patterns, groups, alphas, betas, seeds, "
-            "refinements, updates, allocations, values and reconstructions to combine; nsamples, "
-            "seqlen, calibration, bos, values_head, eval_data, valid_data (measured as well) and "
-            "eval_windows apply to every combination."
+            "refinements, updates, allocations, values, reconstructions and permutes to combine; "
+            "nsamples, seqlen, calibration, bos, values_head, eval_data, valid_data (measured as "
+            "well) and eval_windows apply to every combination."
         ),
     ],
     output: Annotated[

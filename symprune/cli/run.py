@@ -70,8 +70,8 @@ def bench(
     """
     from symprune.eval import tables
     from symprune.eval.report import check_page
-    from symprune.jobs.bench import Plan
-    from symprune.jobs.bench import bench as measure
+    from symprune.jobs.bench.turns import Plan
+    from symprune.jobs.bench.turns import bench as measure
 
     durable.check_file(json_file, o.JSON)
     durable.check_file(html_file)

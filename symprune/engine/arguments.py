@@ -48,6 +48,11 @@ class Arguments:
         return any(not isinstance(leaf, Tensor) for leaf in self._first)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether room is made in memory."""
+        return self._allocate is None
+
+    @property
     def stack(self) -> bool:
         """Whether several samples' arguments can be given to a block at once."""
         return not any(isinstance(kept, list) for kept in self._kept.values())

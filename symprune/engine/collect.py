@@ -7,7 +7,9 @@ output picks experts, is known by that afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from symprune.engine.forward import Activations, Tick
 from symprune.engine.trace import Trace
 from symprune.machine import distributed
 from symprune.models.matrices import ROUTER_NAMES, Matrix
-from symprune.stats import SQUARE, ChannelStats, Needs, limit_tokens
+from symprune.stats import DRIFT, SQUARE, ChannelStats, Needs, limit_tokens, token_scales
 
 # function -> where its two factors stand among its arguments
 _PRODUCTS: dict[Any, tuple[int, int]] = {
@@ -31,12 +33,24 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {
 }
 
 
+Take = Callable[[range, Tensor], None]
+"""take(samples, output): called with what a block makes of consecutive samples."""
+Beside = Callable[[range], Mapping[str, Tensor]]
+"""beside(samples): what the dense model gives to matrices, by name, for consecutive samples."""
+
+
+class Enough(Exception):
+    """Raised out of a block's forward once all that is asked for was met."""
+
+
 class Collector(TorchFunctionMode):
     """Measures the inputs (and outputs) of a block's matrices as its forward multiplies with them.
 
     Matrices that are given the same tensor (q/k/v, gate/up) share one object. `choosing` are the
     matrices whose output decided what is computed next, `unknown` the parameters that stood in a
-    product and are none of the matrices. `gradients` come from a pass of their own.
+    product and are none of the matrices, `repeated` the matrices met twice in a pass. `gradients`
+    are measured elsewhere, in a pass of their own. only: the names of those to measure, if not all;
+    then a pass that is told to stop ends when it has met each of them.
     """
 
     def __init__(
@@ -45,8 +59,14 @@ class Collector(TorchFunctionMode):
         needs: Needs | None = None,
         gram_device: str = "auto",
         block: nn.Module | None = None,
+        only: frozenset[str] | None = None,
+        gram_scales: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
+        self.only = only
+        self.stopping = False
+        self.beside: Mapping[str, Tensor] = {}  # the dense model's inputs, by matrix
+        self._met: Counter[str] = Counter()
         self.needs = needs or Needs()
         self.gram_device = gram_device
         matrices = list(matrices)
@@ -57,14 +77,21 @@ class Collector(TorchFunctionMode):
         self.gradients: dict[str, ChannelStats] = {}
         self.choosing: set[str] = set()
         self.unknown: set[str] = set()
+        self.repeated: set[str] = set()
         self.separable = True  # whether samples that pass together can be told apart everywhere
         self._others = _other_factors(block, matrices) if block is not None else {}
-        self._gram_scales: dict[str, Tensor | None] | None = None
+        self._gram_scales: Mapping[str, Tensor | None] | None = gram_scales
         self._fed: list[tuple[Tensor, ChannelStats]] = []
         self._trace = Trace()
 
     def next_sample(self) -> None:
         self._fed.clear()
+        self._met.clear()
+
+    def may_stop(self) -> bool:
+        """Whether a pass that has met everything once has met it for the last time; asked after a
+        whole one."""
+        return bool(self.only) and bool(self._met) and not self.repeated
 
     def agree_on_scales(self) -> None:
         """What Gram matrices are rounded by is the very first sample's, in every process; where
@@ -108,6 +135,8 @@ class Collector(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             for matrix, x, y in found:
                 self._record(matrix, x, y)
+        if found and self.stopping and self.only is not None and self._met.keys() >= self.only:
+            raise Enough
 
     def _parts(
         self, x: Tensor, weight: Tensor, y: Tensor
@@ -138,6 +167,11 @@ class Collector(TorchFunctionMode):
         if x.numel() == 0:
             return
         self.separable = self.separable and x.dim() > 2
+        if self.only is not None and matrix.name not in self.only:
+            return
+        self._met[matrix.name] += 1
+        if self._met[matrix.name] > 1:
+            self.repeated.add(matrix.name)
         if self.needs.inputs:
             stats = self.inputs.get(matrix.name)
             if stats is None:
@@ -146,32 +180,39 @@ class Collector(TorchFunctionMode):
                     stats = self._new_inputs(matrix.name, x)
                 self.inputs[matrix.name] = stats
             if all(s is not stats or tensor is not x for tensor, s in self._fed):
-                stats.add(self._limit(x))
+                stats.add(*self._limit(x, self.beside.get(matrix.name)))
                 self._fed.append((x, stats))
         if self.needs.outputs:
             if matrix.name not in self.outputs:
                 out = ChannelStats(y.shape[-1], self.needs.outputs, device=y.device)
                 self.outputs[matrix.name] = out
-            self.outputs[matrix.name].add(self._limit(y))
+            self.outputs[matrix.name].add(*self._limit(y))
 
     def _new_inputs(self, name: str, x: Tensor) -> ChannelStats:
         channels, scale = x.shape[-1], None
         if self.needs.gram and self._gram_scales is not None:
             scale = self._gram_scales.get(name, torch.zeros(channels, dtype=torch.float64))
+        drift = frozenset() if name in self.beside else frozenset({DRIFT})
         return ChannelStats(
             channels,
-            self.needs.inputs,
+            self.needs.inputs - drift,
             device=x.device,
             gram_device=self.gram_device,
             gram_scale=scale,
         )
 
-    def _limit(self, x: Tensor) -> Tensor:
-        """`[samples, tokens, channels]`, with no token longer than it may be."""
+    def _limit(self, x: Tensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """`[samples, tokens, channels]`, with no token longer than it may be, and what the dense
+        model has there, scaled alike."""
         if x.dim() > 3:
             x = x.reshape(x.shape[0], -1, x.shape[-1])
         limit = self.needs.token_limit
-        return x if limit is None else limit_tokens(x, limit)
+        if limit is None:
+            return x, dense
+        if dense is not None and dense.numel() == x.numel():
+            scales = token_scales(torch.atleast_2d(x).float(), limit)
+            dense = dense.float().reshape(x.shape) * scales
+        return limit_tokens(x, limit), dense
 
 
 def _other_factors(block: nn.Module, matrices: list[Matrix]) -> dict[int, str]:
@@ -202,37 +243,47 @@ def collect(
     tick: Tick = lambda _: None,
     samples: range | None = None,
     gram_device: str = "auto",
-    advance: bool = False,
+    take: Take | None = None,
+    only: frozenset[str] | None = None,
+    beside: Beside | None = None,
+    gram_scales: Mapping[str, Tensor] | None = None,
 ) -> Collector:
     """Run a block over the samples, measuring what goes into and out of its matrices.
 
-    With advance, its outputs become the hidden states: for a block that will stay as it is. The
-    first sample passes alone and shows whether samples that pass together could be told apart;
-    where Gram matrices are summed, the other processes wait for the first one's.
+    take is given its outputs. The first sample passes alone and shows whether samples that pass
+    together could be told apart; where Gram matrices are summed, the other processes wait for the
+    first one's, unless gram_scales says what all have agreed on. only: the matrices to measure; if
+    nobody takes the outputs, the other samples pass no further than to the last of these. beside
+    gives what drift is measured against.
     """
-    collector = Collector(matrices, needs, gram_device, block)
+    collector = Collector(matrices, needs, gram_device, block, only, gram_scales)
 
     def pass_through(some: range) -> None:
         collector.next_sample()
-        with collector:
+        collector.beside = {} if beside is None else beside(some)
+        output = None
+        with suppress(Enough), collector:
             output = activations.run(index, block, some)
-        if advance:
-            activations.replace(some, output)
+        if take is not None and output is not None:
+            take(some, output)
         tick(some[-1])
 
     samples = range(len(activations)) if samples is None else samples
-    leads = distributed.rank() == 0 or not needs.gram
+    agreeing = needs.gram and gram_scales is None
+    leads = distributed.rank() == 0 or not agreeing
     if samples and leads:
         pass_through(samples[:1])
-    if needs.gram:
+    if agreeing:
         collector.agree_on_scales()
     if samples and not leads:
         pass_through(samples[:1])
     collector.stop_tracing()
+    collector.stopping = take is None and collector.may_stop()
     others = samples[1:]
     for some in activations.batches(others) if collector.separable else _one_by_one(others):
         pass_through(some)
     collector.next_sample()  # lets go of the last one's tensors
+    collector.beside = {}
     return collector
 
 
@@ -240,10 +291,10 @@ def _one_by_one(samples: range) -> Iterator[range]:
     return (range(sample, sample + 1) for sample in samples)
 
 
-def distinct_inputs(
+def look(
     activations: Activations, index: int, block: nn.Module, matrices: list[Matrix]
-) -> list[int]:
-    """The widths of the inputs a block's matrices are given; a shared input counts once."""
+) -> Collector:
+    """What one sample shows of a block: the inputs its matrices are given are in the order they
+    are, the same object for matrices that share one."""
     inputs = Needs(frozenset({SQUARE}))
-    found = collect(activations, index, block, matrices, inputs, samples=range(1))
-    return [stats.channels for stats in {id(s): s for s in found.inputs.values()}.values()]
+    return collect(activations, index, block, matrices, inputs, samples=range(1))

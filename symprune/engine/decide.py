@@ -19,7 +19,8 @@ from symprune import masks
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.recipe import Recipe
-from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.stats import DRIFT, GRAM, MOMENTS, SQUARE, ChannelStats, Needs
+from symprune.update.targets import OWN
 from symprune.values.grid import OnGrid
 from symprune.values.scales import round_to_grid
 
@@ -33,6 +34,8 @@ def needs(recipe: Recipe, report_error: bool = False) -> Needs:
     inputs |= {step.needs for step in steps if step is not None and step.needs}
     if report_error:
         inputs |= {MOMENTS, GRAM}
+    if recipe.targets != OWN:
+        inputs.add(DRIFT)
     outputs = {SQUARE} if "output_norm" in asked else set()
     return Needs(frozenset(inputs), frozenset(outputs), recipe.token_limit, gradients)
 
@@ -71,8 +74,8 @@ def decide(
     """
 
     def mask_of(values: Tensor, share: float = 1.0) -> Tensor:
-        score = _score(name, values, inputs, outputs, recipe, gradients)
-        return _mask(score, recipe, removed, share)
+        found = score(name, values, inputs, outputs, recipe, gradients)
+        return _mask(found, recipe, removed, share)
 
     whole = base is None and recipe.keeps_all
     if whole:
@@ -136,7 +139,7 @@ def _mask(score: Tensor, recipe: Recipe, removed: int | None, share: float) -> T
     return masks.keep_count(score, int(share * removed) if share < 1 else removed, recipe.group)
 
 
-def _score(
+def score(
     name: str,
     weight: Tensor,
     inputs: ChannelStats | None,
@@ -144,6 +147,7 @@ def _score(
     recipe: Recipe,
     gradients: ChannelStats | None = None,
 ) -> Tensor:
+    """What the recipe's criterion gives each weight of the matrix `name`."""
     rows, columns = weight.shape
     statistics: dict[str, Any] = {}
     if "input_norm" in recipe.criterion.needs:

@@ -82,10 +82,16 @@ class Activations:
         for start in range(samples.start, samples.stop, self.at_once):
             yield range(start, min(start + self.at_once, samples.stop))
 
-    def advance(self, index: int, block: nn.Module, tick: Tick = lambda _: None) -> None:
-        """Replace the hidden states by what the block makes of them."""
+    def advance(
+        self,
+        index: int,
+        block: nn.Module,
+        tick: Tick = lambda _: None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Replace the hidden states by what the block makes of them, with its weights or others."""
         for samples in self.batches():
-            self.replace(samples, self.run(index, block, samples))
+            self.replace(samples, self.run(index, block, samples, weights))
             tick(samples[-1])
 
     def replace(self, samples: range, output: Tensor) -> None:

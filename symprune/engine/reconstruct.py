@@ -35,7 +35,7 @@ def check_processes(recipe: Recipe) -> None:
     """Fail where several processes would have to agree on every step."""
     if recipe.reconstruction is not None and distributed.size() > 1:
         raise SympruneError(
-            "Reconstruction trains in one process: start one, or leave out --reconstruct."
+            "Reconstruction trains in one process: start one, or pass --reconstruct none."
         )
 
 
@@ -66,26 +66,33 @@ class Reconstruction:
         self.inputs: Activations | None = None
         self.importance = torch.empty(0)
         self.unit = 1.0
+        self._weighed: list[tuple[Tensor, Tensor]] = []
 
     @property
     def steps(self) -> int:
         """Windows that a block's training passes at most."""
         return self.options.epochs * (len(self.dense) - self.watching)
 
-    def pass_dense(self, index: int, block: nn.Module, tick: Tick = lambda _: None) -> None:
-        """Run the block, still dense, over the dense model's states; they are the targets now."""
+    def begin(self) -> None:
+        """A block is entered: what it makes of the dense model's states, still dense, is for
+        `take`, sample after sample."""
+        self.inputs = self.dense.copy() if self.options.inputs == "dense" else None
+        self._weighed = []
+
+    def take(self, samples: range, output: Tensor) -> None:
+        """The dense block's output for some samples: a target now, and the hidden states."""
         dense = self.dense
-        self.inputs = dense.copy() if self.options.inputs == "dense" else None
-        found, units = list[Tensor](), list[Tensor]()
-        for samples in dense.batches():
-            output = dense.run(index, block, samples)
-            update = output.float() - dense.of(samples).to(output.device).float()
-            sizes = torch.linalg.vector_norm(update, dim=-1)
-            for each in [sizes] if dense.apart else sizes:
-                found.append(importance_of(each))
-                units.append((found[-1] * each.square()).sum())
-            dense.replace(samples, output)
-            tick(samples[-1])
+        update = output.float() - dense.of(samples).to(output.device).float()
+        sizes = torch.linalg.vector_norm(update, dim=-1)
+        for each in [sizes] if dense.apart else sizes:
+            importance = importance_of(each)
+            self._weighed.append((importance, (importance * each.square()).sum()))
+        dense.replace(samples, output)
+
+    def _weigh(self) -> None:
+        """What tokens count for, from all that was taken."""
+        found, units = zip(*self._weighed, strict=True)
+        self._weighed = []
         self.importance = torch.stack(found)
         # An error of one unit is that of a block that does nothing. On the way back it is the size
         # of a token's, which is what 16-bit gradients have room for.
@@ -104,8 +111,9 @@ class Reconstruction:
     ) -> Fitted | None:
         """Train the block's kept weights, put the best into it and its values into `pruned`. None
         where everything in it was left as it was."""
+        self._weigh()
         prefix = f"{self.prefix}.{index}."
-        trained = self._take(found, pruned, layers, stored, prefix)
+        trained = self._select(found, pruned, layers, stored, prefix)
         if not trained:
             return None
         pruned.unrounded.clear()
@@ -134,7 +142,7 @@ class Reconstruction:
 
         return Problem(run, target, self.importance, self.unit)
 
-    def _take(
+    def _select(
         self,
         found: list[Matrix],
         pruned: PrunedBlock,
@@ -183,7 +191,7 @@ class Reconstruction:
         if needed > free:
             raise SympruneError(
                 f"Training a block needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
-                "leave out --reconstruct, or lower --seqlen."
+                "pass --reconstruct none, or lower --seqlen."
             )
         return (
             f"Reconstruction: {weights_size / 1e6:,.0f} MB for a block's weights in training, "

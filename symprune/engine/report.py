@@ -6,10 +6,13 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from symprune.engine.bos import Bos
+from symprune.engine.text.bos import Bos
 from symprune.maskset import MaskSet
 from symprune.recipe import Recipe
+from symprune.update.targets import OWN, TOKENS_A_CHANNEL
 from symprune.values.grid import OnGrid
+
+SHARE = "target_share"  # how far from its own outputs to the dense model's a matrix is fitted
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Report:
     each matrix. masks: what was kept. values: the matrices of a model in memory that are on a grid.
     seconds: how long each stage took. peak_memory: in bytes. parameters: the model's weights,
     prunable or not. notes: sentences the user should read. bos: what was decided about BOS, if text
-    was read.
+    was read. allocation: how far the allocations that were tried were from the dense model, and
+    which was chosen.
     """
 
     recipe: Recipe
@@ -62,6 +66,7 @@ class Report:
     parameters: int = 0
     notes: list[str] = field(default_factory=list)
     bos: Bos | None = None
+    allocation: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -95,6 +100,7 @@ class Report:
             "recipe": self.recipe.to_dict(),
             "seqlen": self.seqlen,
             "bos": self.bos.to_dict() if self.bos else None,
+            "allocation": self.allocation,
             "sparsity": self.sparsity,
             "prunable": self.prunable,
             "removed": self.removed,
@@ -125,6 +131,35 @@ def left_dense(layers: list[LayerReport]) -> list[str]:
     return [
         f"Left dense, {why}: {', '.join(f'{n} x {kind}' for kind, n in sorted(kinds.items()))}."
         for why, kinds in reasons.items()
+    ]
+
+
+def fitted_to(layers: list[LayerReport], targets: str) -> list[str]:
+    """Sentences about which matrices were fitted to the dense model's outputs, and why others were
+    not."""
+    fitted = [layer for layer in layers if not layer.dense]
+    if targets == OWN or not fitted:
+        return []
+    towards = [layer for layer in fitted if layer.figures.get(SHARE)]
+    notes = [
+        f"{len(towards)} of {len(fitted)} matrices are fitted to the dense model's outputs"
+        f"{', in part' if targets == 'mixed' else ''}."
+    ]
+    others: dict[str, Counter[str]] = {}
+    for layer in fitted:
+        if SHARE not in layer.figures:
+            few = layer.tokens < TOKENS_A_CHANNEL * layer.columns
+            why = "experts, or several in a block"
+            why = f"fewer than {TOKENS_A_CHANNEL} tokens a channel" if few else why
+        elif not layer.figures[SHARE]:
+            why = "the error on held-out tokens would not fall"
+        else:
+            continue
+        others.setdefault(why, Counter())[layer.kind] += 1
+    return notes + [
+        f"Fitted to their own outputs, {why}: "
+        f"{', '.join(f'{n} x {kind}' for kind, n in sorted(kinds.items()))}."
+        for why, kinds in others.items()
     ]
 
 

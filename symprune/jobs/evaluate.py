@@ -12,8 +12,8 @@ from symprune import calibration
 from symprune.checkpoint.load import load_computing, local_folder
 from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
-from symprune.engine import bos
-from symprune.engine.tokens import cap_seqlen
+from symprune.engine.text import bos
+from symprune.engine.text.tokens import cap_seqlen
 from symprune.eval.perplexity import perplexity
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.measures import read_bos

@@ -14,9 +14,9 @@ from symprune import calibration
 from symprune.checkpoint.parameter_names import skeleton
 from symprune.checkpoint.record import read_record
 from symprune.checkpoint.resume import digest
-from symprune.engine import bos
-from symprune.engine.bos import Bos, Losses
-from symprune.engine.tokens import cap_seqlen
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos, Losses
+from symprune.engine.text.tokens import cap_seqlen
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import cut, summary
 from symprune.models import hub

@@ -15,7 +15,7 @@ from torch import Tensor
 from symprune import calibration
 from symprune.checkpoint.output_folder import check_output, folder_size
 from symprune.checkpoint.packed import weight_files
-from symprune.engine.tokens import cap_seqlen
+from symprune.engine.text.tokens import cap_seqlen
 from symprune.eval.perplexity import cut
 from symprune.machine import compute
 from symprune.models import hub

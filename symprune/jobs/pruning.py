@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune import calibration
 from symprune.checkpoint import output_folder, resume
 from symprune.checkpoint.device_map import check_device_map, choose_devices
 from symprune.checkpoint.load import fingerprint, local_folder, make_dense_copy
@@ -25,11 +24,12 @@ from symprune.checkpoint.record import read_record, versions, write_record
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.checkpoint.tensor_files import Shards
-from symprune.engine import bos, decide, walk
+from symprune.engine import forward, walk
 from symprune.engine.arguments import Allocate
-from symprune.engine.bos import Bos
 from symprune.engine.reconstruct import check_processes
-from symprune.engine.tokens import draw_tokens, reads_text
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import check_can_write, check_room, write_windows
 from symprune.errors import SympruneError
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.meter import LOG, Meter, Show
@@ -43,8 +43,8 @@ from symprune.jobs.preparation import (
     default_output,
     make_record,
     prepare,
-    read_held_out,
 )
+from symprune.jobs.texts import Texts, read_texts
 from symprune.machine import compute, distributed, durable, memory, offload
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
@@ -104,13 +104,16 @@ def prune(
     memory.return_large_blocks()
     durable.check_file(job.log, LOG)
     check_device_map(job.device_map)
+    if job.masks is not None:
+        job.recipe.check_takes_masks()
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
     device = distributed.start(prepared.device)
     check_processes(job.recipe)
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
-    texts = _read_texts(job, tokenizer, seqlen, tell)
+    measured = job.held_out if job.evaluate else None
+    texts = read_texts(job.recipe, tokenizer, seqlen, measured, job.report_error, tell)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.restart, owner) as work:
@@ -132,7 +135,7 @@ def prune(
             "batch size", lambda: opened.streamed.batch_size(seqlen)
         )
         found = _decide_bos(job, opened.streamed, tokenizer, blocks, texts)
-        texts = texts.begin_with(found)
+        texts = _add_self_written(job, opened, blocks, texts.begin_with(found), tell)
         ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
         dense = blocks.once(f"dense {ruler}", ruler.measure)
         tell(_describe_memory(opened.streamed, texts, seqlen))
@@ -140,7 +143,7 @@ def prune(
         report = walk.prune(
             opened.streamed.model, texts.data, job.recipe,
             watch=meter, report_error=job.report_error, base=base, blocks=blocks,
-            held_out=texts.watched, gram_device=job.gram_device, tell=tell,
+            held_out=texts.watched, written=texts.written, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.bos = found
         said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
@@ -211,7 +214,7 @@ def _facts(
     job: Job,
     prepared: Prepared,
     computed: torch.dtype,
-    texts: _Texts,
+    texts: Texts,
     base: MaskSet | None,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -274,40 +277,8 @@ def _take_up(
         files.create()
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """What a run reads: tokens to calibrate on (the tokenizer if there are none), others that watch
-    the steps that fit them, one row to measure perplexity on, and the token windows begin with."""
-
-    data: Any
-    watched: Tensor | None = None
-    held_out: Tensor | None = None
-    bos: int | None = None
-
-    def begin_with(self, found: Bos | None) -> _Texts:
-        """The same with BOS in front of every window, if that was found to be right."""
-        if found is None or found.token is None:
-            return self
-        data, watched = (
-            calibration.begin_with(tokens, found.token) if isinstance(tokens, Tensor) else tokens
-            for tokens in (self.data, self.watched)
-        )
-        return _Texts(data, watched, self.held_out, found.token)
-
-
-def _read_texts(job: Job, tokenizer: Any, seqlen: int, tell: Tell) -> _Texts:
-    data, watched, held_out = tokenizer, None, None
-    needs = decide.needs(job.recipe, job.report_error)
-    if reads_text(job.recipe, needs):
-        tell(f"Drawing calibration text from {job.recipe.calibration}")
-        data, watched = draw_tokens(tokenizer, job.recipe, needs, seqlen)
-    if job.evaluate:
-        held_out = read_held_out(job.held_out, tokenizer, seqlen)
-    return _Texts(data, watched, held_out)
-
-
 def _decide_bos(
-    job: Job, streamed: StreamedModel, tokenizer: Any, blocks: StreamedBlocks, texts: _Texts
+    job: Job, streamed: StreamedModel, tokenizer: Any, blocks: StreamedBlocks, texts: Texts
 ) -> Bos | None:
     """Whether windows begin with BOS, decided once for a run; None if there are no windows."""
     if not isinstance(texts.data, Tensor) and texts.held_out is None:
@@ -320,7 +291,32 @@ def _decide_bos(
     return Bos(**blocks.once("bos", decide_once))
 
 
-def _describe_memory(streamed: StreamedModel, texts: _Texts, seqlen: int) -> str:
+def _add_self_written(
+    job: Job, opened: _Opened, blocks: StreamedBlocks, texts: Texts, tell: Tell
+) -> Texts:
+    """With the windows that the recipe has the dense model write, which is in memory for that."""
+    count, streamed = job.recipe.self_samples, opened.streamed
+    if count is None or not isinstance(texts.data, Tensor):
+        return texts
+    tokens = texts.data
+
+    def write() -> list[list[int]]:
+        check_can_write(streamed.model)
+        weights = sum(parameter.numel() for parameter in streamed.model.parameters())
+        check_room(weights * streamed.compute.itemsize, streamed.device)
+        tell(f"The dense model writes {count} windows")
+        whole = StreamedModel(
+            opened.shards, streamed.model.config, job.dtype, streamed.device,
+            job.access.trust_remote_code, streamed.compute,
+        )  # fmt: skip
+        seed = job.recipe.text_seed
+        with forward.ready(whole.load_all()):
+            return write_windows(whole.model, tokens, count, seed, texts.bos).tolist()
+
+    return texts.add_written(blocks.once("self-written windows", write))
+
+
+def _describe_memory(streamed: StreamedModel, texts: Texts, seqlen: int) -> str:
     """What type blocks are computed in, and what they and the hidden states take in it."""
     which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
     said = f"Computing in {which}: {streamed.block_size / 1e6:,.1f} MB for a block"
@@ -341,7 +337,7 @@ class _Ruler:
 
     job: Job
     streamed: StreamedModel
-    texts: _Texts
+    texts: Texts
     seqlen: int
     allocate: Allocate | None
     tell: Tell

@@ -14,7 +14,7 @@ from torch import Tensor
 from symprune.checkpoint.streamed_model import Source, StreamedModel
 from symprune.engine import forward
 from symprune.engine.arguments import Allocate
-from symprune.engine.bos import Losses
+from symprune.engine.text.bos import Losses
 from symprune.eval.perplexity import Perplexity, cut, summary
 from symprune.machine import distributed
 from symprune.token_loss import check_vocabulary, loss

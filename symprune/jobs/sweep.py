@@ -1,8 +1,9 @@
 """Many recipes on one model: a grid in, one line of JSON per finished cell out, resumable.
 
 A grid file lists methods, sparsities, patterns, groups, alphas, betas, seeds, refinements, updates,
-allocations and values; its cells are their combinations. Cells with the same calibration set share
-its tokens and the dense embedding pass. A cell that is in the results file already is skipped.
+allocations, values and what is permuted; its cells are their combinations. Cells with the same
+calibration set share its tokens and the dense embedding pass. A cell that is in the results file
+already is skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import torch
 from torch import Tensor
 
 from symprune import calibration, criteria
-from symprune.engine import bos, decide, forward, walk
+from symprune.engine import decide, forward, walk
 from symprune.engine.blocks import Blocks
-from symprune.engine.bos import Bos
 from symprune.engine.head import head_parameters
-from symprune.engine.tokens import cap_seqlen, reads_text
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import write_for
+from symprune.engine.text.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.machine import durable
@@ -59,11 +62,13 @@ class Grid:
     allocations: list[Any] = field(default_factory=lambda: [None])
     values: list[Any] = field(default_factory=lambda: [None])
     reconstructions: list[Any] = field(default_factory=lambda: [None])
+    permutes: list[Any] = field(default_factory=lambda: [None])
     token_limits: list[float | None] = field(default_factory=lambda: [None])
     values_head: str | None = None
     calibration: str = "c4"
     nsamples: int = 128
     seqlen: int = 2048
+    self_samples: int | None = None
     calibration_seed: int | None = None
     bos: str = "auto"
     eval_data: str = "wikitext2"
@@ -101,11 +106,13 @@ class Grid:
             self.allocations,
             self.values,
             self.reconstructions,
+            self.permutes,
             self.token_limits,
             self.seeds,
         )
         for (
-            method, amount, group, refine, update, allocate, values, reconstruct, limit, seed,
+            method, amount, group, refine, update, allocate, values, reconstruct, permute, limit,
+            seed,
         ) in combinations:  # fmt: skip
             named = dict(method) if isinstance(method, Mapping) else {"name": method}
             name = str(named.pop("name", ""))
@@ -120,11 +127,13 @@ class Grid:
                     allocate=None if "pattern" in amount else allocate,
                     values=values,
                     reconstruct=reconstruct,
+                    permute=permute if "pattern" in amount else None,
                     values_head=self.values_head,
                     token_limit=limit,
                     calibration=self.calibration,
                     nsamples=self.nsamples,
                     seqlen=self.seqlen,
+                    self_samples=self.self_samples,
                     seed=seed,
                     calibration_seed=self.calibration_seed,
                     bos=self.bos,
@@ -161,7 +170,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self._begin = Bos(self.grid.bos, None, "not decided yet")
         self._embedded: dict[
-            tuple[Any, ...], tuple[Tensor, Tensor | None, forward.Activations]
+            tuple[Any, ...], tuple[Tensor, Tensor, Tensor | None, forward.Activations]
         ] = {}
         self._dense = [(each, each.detach().clone()) for each in self._changing()]
 
@@ -223,10 +232,11 @@ class Sweep:
         start = time.perf_counter()
         embedded = None
         data: Any = self.tokenizer
+        written: Tensor | None = None
         watched: Tensor | None = None
         needs = decide.needs(recipe, self.grid.report_error)
         if reads_text(recipe, needs):
-            data, watched, embedded = self._embed(recipe, seqlen)
+            data, written, watched, embedded = self._embed(recipe, seqlen)
         report = walk.prune(
             self.model,
             data,
@@ -235,6 +245,7 @@ class Sweep:
             report_error=self.grid.report_error,
             blocks=Blocks(find_layout(self.model), embedded, self.stored),
             held_out=watched,
+            written=written,
         )
         seconds = time.perf_counter() - start
         result = {
@@ -274,21 +285,27 @@ class Sweep:
 
     def _embed(
         self, recipe: Recipe, seqlen: int
-    ) -> tuple[Tensor, Tensor | None, forward.Activations]:
-        """Calibration and held-out tokens, and both embedded; only the last set is kept."""
-        which = (recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed)
+    ) -> tuple[Tensor, Tensor, Tensor | None, forward.Activations]:
+        """Calibration tokens, the model's own and held-out ones, and all of them embedded; only the
+        last set is kept."""
+        tried = windows_to_try(recipe)
+        which = (
+            recipe.calibration, recipe.nsamples, seqlen, recipe.text_seed, recipe.self_samples,
+            tried,
+        )  # fmt: skip
         if which not in self._embedded:
             settings = (
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
             first = self._begin.token
             tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
-            watched = calibration.held_out_tokens(*settings)
+            written = write_for(self.model, tokens, recipe, first)
+            watched = calibration.held_out_tokens(*settings, tried)
             watched = None if watched is None else calibration.begin_with(watched, first)
-            both = tokens if watched is None else torch.cat([tokens, watched])
+            every = [tokens, written] if watched is None else [tokens, written, watched]
             with forward.ready(self.model):
-                embedded = forward.embed(find_layout(self.model), both)
-            self._embedded = {which: (tokens, watched, embedded)}
+                embedded = forward.embed(find_layout(self.model), torch.cat(every))
+            self._embedded = {which: (tokens, written, watched, embedded)}
         return self._embedded[which]
 
     @torch.no_grad()
@@ -297,7 +314,9 @@ class Sweep:
             parameter.copy_(dense)
 
     def _changing(self) -> list[Tensor]:
-        """The parameters a cell may change, each once."""
+        """The parameters a cell may change, each once: where channels are permuted, all."""
+        if any(permute is not None for permute in self.grid.permutes):
+            return list(self.model.parameters())
         found = {id(m.parameter): m.parameter for m in find_layout(self.model).all_matrices()}
         found |= {id(each): each for each in head_parameters(self.model).values()}
         return list(found.values())

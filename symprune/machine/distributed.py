@@ -1,6 +1,7 @@
 """Several processes, one model: each has a share of the calibration samples, all do the same.
 
-Every process walks the same blocks over its own samples; `engine.reduce` adds up what they measure.
+Every process walks the same blocks over its own samples; `engine.reduce` adds up what they measure,
+and `engine.visit.shared_work` divides what is to be decided.
 """
 
 from __future__ import annotations
@@ -91,8 +92,24 @@ def wait() -> None:
 
 def gather(mine: dict[int, float]) -> dict[int, float]:
     """All processes' entries, in all of them."""
+    return {number: value for part in everyone(mine) for number, value in part.items()}
+
+
+def everyone(mine: Answer) -> list[Answer]:
+    """Every process's answer, in all of them."""
     if size() == 1:
-        return mine
-    everyone: list[dict[int, float]] = [{} for _ in range(size())]
-    dist.all_gather_object(everyone, mine)
-    return {number: value for part in everyone for number, value in part.items()}
+        return [mine]
+    answers: list[Answer] = [mine] * size()
+    dist.all_gather_object(answers, mine)
+    return answers
+
+
+def send(
+    tensor: Tensor | None, owner: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A tensor of one process, in all of them; the others give None."""
+    if tensor is None:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor.view(torch.uint8) if dtype == torch.bool else tensor, src=owner)
+    return tensor

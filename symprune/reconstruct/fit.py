@@ -24,7 +24,7 @@ from symprune.validation import check_choice, check_not_negative, check_positive
 INPUTS = ("pruned", "dense")
 USUAL = 4  # median updates at which a token's error counts half
 BETAS = (0.9, 0.95)
-PATIENCE = 2  # epochs in a row that bring nothing
+PATIENCE = 0.75  # of all epochs, in a row, that bring nothing: the last, slow ones bring most
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def fit(
         error = _watch(trained, problem, watching)
         if error < least:
             least, best, best_epoch = error, keep_state(parts), epoch
-        if epoch - best_epoch >= PATIENCE:
+        if epoch - best_epoch >= max(2, PATIENCE * options.epochs):
             break
     restore_state(parts, best)
     return Fitted(before, least, epoch)

@@ -45,7 +45,8 @@ class PackedModule(nn.Module):
 
     def blob(self, leaf: str = "weight") -> tuple[Tensor, Layout]:
         """The blob in the place of a parameter and what it holds, checked."""
-        slot, blob = self.packed_slots[leaf], self._parameters[packed_name(leaf)]
+        slot = self.packed_slots[leaf]
+        blob = self._parameters["packed" if leaf == "weight" else packed_name(leaf)]
         assert blob is not None
         try:
             layout = checked(blob)
@@ -93,14 +94,26 @@ class PackedModule(nn.Module):
         return ", ".join(part for part in known if part)
 
 
-class _LinearForward:
-    """The forward pass of a linear layer, without the detour over its weight. Compiled models stop
-    before it and go on behind: there is nothing in it to compile."""
+def _times(module: Any, x: Tensor) -> Tensor:
+    """A linear layer's product, without the detour over its weight."""
+    blob, layout = module.blob()
+    own = module._parameters
+    bias = own["bias"] if "bias" in own else module.bias  # noqa: SIM401 (slow to look up)
+    return product(blob, layout, x, bias=bias)
 
-    @torch.compiler.disable
+
+# Compiled models stop before it and go on behind: there is nothing in it to compile.
+_times_uncompiled = torch.compiler.disable(_times)
+
+
+class _LinearForward:
+    """The forward pass of a linear layer."""
+
     def forward(self: Any, x: Tensor) -> Tensor:
-        blob, layout = self.blob()
-        return product(blob, layout, x, bias=self.bias)
+        # What keeps compilers out takes as long as a small product: only they are to meet it.
+        if torch.compiler.is_compiling():
+            return _times_uncompiled(self, x)
+        return _times(self, x)
 
 
 @cache

@@ -74,7 +74,7 @@ def multiply(blob: Tensor, x: Tensor, *, piece: int = 0, bias: Tensor | None = N
         return _multiply_by_torch(blob, layout, x, piece, bias).view(out_shape)
     if not x.is_contiguous():
         x = x.contiguous()
-    out = torch.empty(out_shape, dtype=x.dtype)
+    out = torch.empty(*out_shape, dtype=x.dtype)
     threads = torch.get_num_threads()
     for first in range(0, tokens, TOKENS_AT_ONCE):
         failed = kernels.packed_multiply(

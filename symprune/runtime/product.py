@@ -9,6 +9,7 @@ from torch import Tensor
 
 from symprune.runtime import decompress, multiply
 from symprune.runtime.blob import FLOATS, Layout
+from symprune.runtime.kernels.library import DTYPES
 
 ROWS_AT_ONCE = 2048
 """Rows that the backward pass has dense at a time."""
@@ -18,8 +19,7 @@ def product(
     blob: Tensor, layout: Layout, x: Tensor, *, piece: int = 0, bias: Tensor | None = None
 ) -> Tensor:
     """`x @ weight.T + bias` in the type of `x`; the packed weights themselves have no gradient."""
-    wanted = x.requires_grad or (bias is not None and bias.requires_grad)
-    if wanted and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return _Product.apply(x, bias, blob, layout, piece)  # type: ignore[no-any-return]
     return _multiply(blob, x, piece, bias)
 
@@ -45,12 +45,14 @@ def expand(
 
 
 def _multiply(blob: Tensor, x: Tensor, piece: int, bias: Tensor | None) -> Tensor:
+    if x.dtype in DTYPES and blob.is_cpu:  # at once: this is most of what a small product takes
+        return multiply.multiply(blob, x, piece=piece, bias=bias)
     found = _room(blob).multiply(blob, x.to(_near(x.dtype)), piece=piece, bias=bias)
     return found.to(x.dtype)
 
 
 def _room(blob: Tensor) -> Any:
-    return multiply if blob.device.type == "cpu" else decompress
+    return multiply if blob.is_cpu else decompress
 
 
 def _near(dtype: torch.dtype) -> torch.dtype:

@@ -17,12 +17,13 @@ from symprune.fed.compressors import (
     Identity,
     Mix,
     Natural,
-    Nice,
     RandK,
     Scaled,
     TopK,
+    WholeNumbers,
     parse,
 )
+from symprune.fed.participation import Nice
 from symprune.fed.randomness import Stream
 
 D, DRAWS = 20, 20_000
@@ -66,6 +67,10 @@ ALL = [
     Chain(TopK(5), Natural()),
     Chain(RandK(5), QSGD(4)),
     Chain(Comp(2, 10), Natural()),
+    WholeNumbers(8),
+    WholeNumbers(4),
+    Chain(TopK(5), WholeNumbers(4)),
+    Chain(RandK(5), WholeNumbers(8)),
 ]
 
 

@@ -28,16 +28,26 @@ from symprune.fed.remote import client as training_client
 from symprune.fed.remote.job import TrainingJob, job_from_json
 from symprune.fed.remote.replies import open_reply
 from symprune.fed.wire.envelope import Letter, unpack
+from symprune.fed.wire.grid import fit_grid, round_to
 from symprune.fed.wire.payload import decode, decode_as, decode_message, encode, encode_message
 from symprune.recipe import Recipe
 from symprune.stats import MOMENTS, SQUARE, Needs
 
 SPARSE = torch.zeros(40).index_fill(0, torch.tensor([3, 17, 30]), 2.5)
+
+
+def on_a_grid(row: torch.Tensor, bits: int) -> bytes:
+    grid = fit_grid(row.unsqueeze(0), bits)
+    return encode(round_to(row.unsqueeze(0), grid, torch.zeros(1, len(row)))[0], grid=grid)
+
+
 PAYLOADS = {
     "dense": encode(torch.linspace(-1, 1, 12).view(3, 4)),
     "indexed": encode(SPARSE),
     "masked": encode(torch.where(torch.arange(30) % 2 == 0, 1.0, 0.0).to(torch.float64)),
     "coded": encode(torch.tensor([0.5, -0.5, 0.0, 0.5] * 8), table=True),
+    "grid": on_a_grid(torch.linspace(-1, 1, 150), 8),
+    "sparse grid": on_a_grid(torch.where(torch.arange(900) % 9 == 0, 1.5, 0.0), 4),
     "booleans": encode(torch.arange(30) % 3 == 0),
     "whole numbers": encode(torch.arange(9, dtype=torch.int16)),
 }
@@ -97,6 +107,8 @@ def test_settings_of_a_pruning_client_are_read_or_refused(examples: int) -> None
     needs = Needs(frozenset({SQUARE, MOMENTS}), frozenset({SQUARE}), 3.0)
     good = messages.write_settings(messages.Settings(1, 3, needs, True, 1.5, 0.5))
     fuzz(messages.read_settings, damaged(good), examples)
+    alone = messages.Settings(0, 2, needs, aggregate="average", weights=True, recipe=Recipe())
+    fuzz(messages.read_settings, damaged(messages.write_settings(alone)), examples)
 
 
 @dataclass
@@ -104,28 +116,38 @@ class Exchange:
     """What a server and its clients said to each other, message by message."""
 
     asked: list[bytes]
-    answered: list[bytes]
+    answered: list[dict[int, bytes]]
+    options: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "masked"])
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"recipe": Recipe("wanda")},
+    "masked": {"recipe": Recipe("wanda"), "secure": True},
+    "grams": {"recipe": Recipe("wanda", update="lsq")},
+    "masked grams": {"recipe": Recipe("wanda", refine="swap"), "secure": True, "gram_bits": 16},
+    "averages": {"recipe": Recipe("wanda", update="lsq"), "aggregate": "average"},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def exchange(request: pytest.FixtureRequest) -> Exchange:
-    heard = Exchange([], [])
+    heard = Exchange([], [], WAYS[request.param])
     clients = [Client(families.model(), part) for part in families.tokens(3, 12).split((1, 2))]
 
     def send(outgoing: dict[int, bytes]) -> dict[int, bytes]:
         replies = {number: clients[number](data) for number, data in outgoing.items()}
         heard.asked.append(outgoing[0])
-        heard.answered.append(replies[0])
+        heard.answered.append(replies)
         return replies
 
-    pruning.run(Server(families.model(), Recipe("wanda"), 2, request.param), send)
+    pruning.run(Server(families.model(), clients=2, **heard.options), send)
     return heard
 
 
 @EXAMPLES
 def test_a_pruning_client_answers_or_refuses(examples: int, exchange: Exchange) -> None:
     model, tokens = families.model(), families.tokens(1, 12)
-    for number in range(2):
+    for number in range(3):
 
         def answer(data: bytes, before: int = number) -> None:
             client = Client(model, tokens)
@@ -140,12 +162,16 @@ def test_a_pruning_client_answers_or_refuses(examples: int, exchange: Exchange) 
 def test_a_pruning_server_takes_an_answer_or_leaves_its_sender_out(
     examples: int, exchange: Exchange
 ) -> None:
-    secure = any(b"masked" in answer for answer in exchange.answered)
-    model = families.model()
-    server = Server(model, Recipe("wanda"), 2, secure)
-    shape = messages.hello_fields(secure)
-    fuzz(lambda data: messages.read(data, 0, shape), damaged(exchange.answered[0]), examples)
-    assert server.members
+    server = Server(families.model(), clients=2, **exchange.options)
+    shape = messages.hello_fields(server.secure)
+    fuzz(lambda data: messages.read(data, 0, shape), damaged(exchange.answered[0][0]), examples)
+    server.welcome(exchange.answered[0])
+    server.ask(0)
+    for answers in exchange.answered[1:3]:
+        fuzz(lambda data: server._statistics(0, 0, data), damaged(answers[0]), examples // 4)
+        if server.take(0, answers):
+            break
+    assert len(server.members) == 2
 
 
 def save_with(file: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any]) -> None:

@@ -24,15 +24,19 @@ WAYS: dict[str, tuple[Recipe, str]] = {
     "sparsegpt": (Recipe("wanda", update="sparsegpt"), "auto"),
     "admm": (Recipe("wanda", update="admm"), "auto"),
     "wanda-plus-plus": (Recipe("wanda-plus-plus"), "auto"),
+    "permuted": (Recipe("wanda", pattern="2:4", permute="all", update="lsq"), "auto"),
     "int4": (Recipe("wanda", values="int4"), "cpu"),
     "limited": (Recipe("wanda", update="lsq", token_limit=2.0), "auto"),
+    "dense inputs": (Recipe("wanda", update="lsq", inputs="dense"), "auto"),
+    "group by group": (Recipe("wanda", refine="swap", sequential=True), "auto"),
+    "dense targets": (Recipe("wanda", update="lsq", targets="dense"), "disk"),
 }
 
 
 def prune(model: Path, text: str, output: Path, name: str) -> None:
-    """Five samples: two or three processes cannot share them evenly."""
+    """Eleven samples: two or three processes cannot share them evenly."""
     recipe, gram_device = WAYS[name]
-    recipe = replace(recipe, calibration=text, nsamples=5, seqlen=32)
+    recipe = replace(recipe, calibration=text, nsamples=11, seqlen=32)
     pruning.prune(
         pruning.Job(
             str(model), recipe, output / name, "auto", "cpu", False, gram_device=gram_device

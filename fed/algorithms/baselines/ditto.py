@@ -44,7 +44,7 @@ class Ditto(FedAvgEpochs):
         v = self.train_locally(
             problem, client["v"], turn, stream, epochs=epochs, pull=(self.lam, x)
         )
-        return {"v": v}, {"update": self.update(x, problem, turn)}
+        return {"v": v}, self.reply(self.update(x, problem, turn), turn)
 
     def personal_models(self, server: State, client: State, problem: Problem) -> Tensor | None:
         return client["v"]

@@ -11,8 +11,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_steps import LocalSteps
+from symprune.fed.compressors import parse
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check, given
+from symprune.fed.protocol import (
+    Algorithm,
+    Like,
+    Message,
+    Received,
+    State,
+    Turn,
+    check,
+    given,
+)
 from symprune.fed.registry import register
 
 
@@ -23,9 +33,9 @@ class FedAvg(LocalSteps):
 
     name = "fedavg"
     paper = "McMahan et al.: Communication-efficient learning of deep networks"
-    sends = "up: local model; down: mean model"
-    replies = ("w",)
+    sends = "up: local model, or its compressed change; down: mean model"
     p: float | None = 0.1  # 1/p local steps a round on average
+    compressor: str = "identity"  # of w - x, which is then what is sent
 
     def after_step(self, w: Tensor) -> Tensor:
         return w
@@ -36,8 +46,13 @@ class FedAvg(LocalSteps):
     def pull(self, w: Tensor, x: Tensor) -> Tensor | float:
         return 0.0
 
-    def upload_bits(self, d: int) -> int | None:
-        return None
+    def prepare(self, constants: Constants) -> Algorithm:
+        parse(self.compressor).constants(constants.dimension)
+        return super().prepare(constants)
+
+    @property
+    def sends_update(self) -> bool:
+        return self.compressor != "identity"
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
@@ -45,10 +60,21 @@ class FedAvg(LocalSteps):
         w = x = received["x"]
         for gradient in self.gradients(problem, turn):
             w = self.after_step(w - given(self.gamma) * (gradient(w) + self.pull(w, x)))
-        return client, {"w": Sent(w, self.upload_bits(problem.dimension))}
+        return client, self.reply(w, x, turn)
+
+    def reply(self, w: Tensor, x: Tensor, turn: Turn) -> Message:
+        if self.sends_update:
+            return {"update": parse(self.compressor).sent(w - x, turn.stream("compress"))}
+        return {"w": w}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
+        if self.sends_update:
+            return {"x": self.after_mean(server["x"] + replies["update"].mean(0))}
         return {"x": self.after_mean(replies["w"].mean(0))}
+
+    def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
+        x = server["x"]
+        return {"update" if self.sends_update else "w": Like(x.dtype, tuple(x.shape))}
 
 
 @register

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_epochs import LocalEpochs
+from symprune.fed.compressors import parse
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Like, Message, Received, State, Turn, check
 from symprune.fed.registry import register
@@ -24,8 +25,18 @@ class FedAvgEpochs(LocalEpochs):
 
     name = "fedavg-epochs"
     paper = "McMahan et al.: Communication-efficient learning of deep networks, Algorithm 1"
-    sends = "up: update; down: model"
+    sends = "up: update, compressed if asked for; down: model"
     replies = ("update",)
+    compressor: str = "identity"  # of the update
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        parse(self.compressor).constants(constants.dimension)
+        return super().prepare(constants)
+
+    def reply(self, update: Tensor, turn: Turn) -> Message:
+        if self.compressor == "identity":
+            return {"update": update}
+        return {"update": parse(self.compressor).sent(update, turn.stream("compress"))}
 
     def update(self, x: Tensor, problem: Problem, turn: Turn) -> Tensor:
         """`x - w_i` after local training from `x`."""
@@ -34,7 +45,7 @@ class FedAvgEpochs(LocalEpochs):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        return client, {"update": self.update(received["x"], problem, turn)}
+        return client, self.reply(self.update(received["x"], problem, turn), turn)
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         return {"x": server["x"] - replies["update"].mean(0)}
@@ -62,7 +73,7 @@ class Subsampling(FedAvgEpochs):
     ) -> tuple[State, Message]:
         mask = self.mask(problem.dimension, turn)
         update = self.update(received["x"], problem, turn)
-        return client, {"update": update[mask].view(len(mask), -1)}
+        return client, self.reply(update[mask].view(len(mask), -1), turn)
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """Server and client make the mask from the same seed, so only values travel."""

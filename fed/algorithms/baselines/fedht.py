@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from symprune.fed.algorithms.baselines.fedavg import FedAvg
-from symprune.fed.compressors import top_k
-from symprune.fed.protocol import State, kept
+from symprune.fed.algorithms.shared.rounding import round_values
+from symprune.fed.compressors import parse_quantiser, top_k
+from symprune.fed.problems.problem import Constants
+from symprune.fed.protocol import Algorithm, Message, State, Turn, kept
 from symprune.fed.registry import register
 
 
@@ -53,5 +55,15 @@ class FedIHT(FedHT):
     def after_mean(self, w: Tensor) -> Tensor:
         return self.prune(w) if self.server_topk else w
 
-    def upload_bits(self, d: int) -> int | None:
-        return 32 * kept(self.sparsity, d)
+    def prepare(self, constants: Constants) -> Algorithm:
+        parse_quantiser(self.compressor)
+        return super().prepare(constants)
+
+    @property
+    def sends_update(self) -> bool:
+        """What is sent is sparse, its difference to the last model is not."""
+        return False
+
+    def reply(self, w: Tensor, x: Tensor, turn: Turn) -> Message:
+        bits = 32 * kept(self.sparsity, w.shape[-1])
+        return {"w": round_values(self.compressor, w, bits, turn)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from symprune.fed.compressors import parse
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, check
+from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check
 from symprune.fed.registry import register
 
 
@@ -40,9 +40,8 @@ class DCGD(Algorithm):
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         compressor = parse(self.compressor)
-        g = compressor.compress(problem.gradient(received["x"]), turn.stream("compress"))
-        bits = compressor.paper_bits(problem.dimension)
-        return client, {"g": Sent(g, bits, compressor.quantises)}
+        g = problem.gradient(received["x"])
+        return client, {"g": compressor.sent(g, turn.stream("compress"))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         return {"x": server["x"] - self.gamma * replies["g"].mean(0)}

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_steps import soft_threshold
-from symprune.fed.compressors import CompressionConstants, Nice, best_scaling, parse
+from symprune.fed.compressors import CompressionConstants, best_scaling, parse
+from symprune.fed.participation import Nice
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
     Message,
     Received,
     SampledClients,
-    Sent,
     State,
     Turn,
     check,
@@ -97,10 +97,11 @@ class EFBV(SampledClients):
     ) -> tuple[State, Message]:
         compressor = parse(self.compressor)
         difference = problem.gradient(received["x"]) - client["h"]
-        d = compressor.compress(difference, turn.stream("compress"))
+        sent = compressor.sent(difference, turn.stream("compress"))
+        d = sent.tensor
+        assert isinstance(d, Tensor)
         h = client["h"] + given(self.lam) * self.weight(turn) * d
-        bits = compressor.paper_bits(problem.dimension)
-        return {"h": h}, {"d": Sent(d, bits, compressor.quantises)}
+        return {"h": h}, {"d": sent}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         d = self.weight(turn) * replies["d"].sum(0) / turn.n

@@ -27,6 +27,7 @@ from symprune.fed.algorithms.shared.layer_masks import pack, unpack
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    LayeredModel,
     Like,
     Message,
     Received,
@@ -35,24 +36,22 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
-    filled,
 )
 from symprune.fed.registry import register
 
 
 @dataclass(frozen=True)
-class OwnLayers(SampledClients):
+class OwnLayers(LayeredModel, SampledClients):
     """Which layers are whose; state `owned`, one row of layers per client, on both sides."""
 
     layers: str = "opu3"
-    shapes: tuple[tuple[int, ...], ...] = filled(())
 
     def prepare(self, constants: Constants) -> Algorithm:
-        return replace(self, shapes=constants.layout.shapes)
+        return self.located(constants.layout)
 
     def draw_layers(self, turn: Turn) -> State:
         """L_i, drawn once from the seed by server and client alike."""
-        return {"owned": assign_layers(self.layers, self.shapes, turn.stream("layers"))}
+        return {"owned": assign_layers(self.layers, self.layout, turn.stream("layers"))}
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         return {"x": x0, **self.draw_layers(turn)}
@@ -62,7 +61,7 @@ class OwnLayers(SampledClients):
 
     def own_weights(self, owned: Tensor) -> Tensor:
         """The weights in these layers, `[C, d]` boolean."""
-        return by_weight(owned, self.shapes)
+        return by_weight(owned, self.layout)
 
     def reply(self, owned: Tensor, w: Tensor) -> Message:
         return {"layers": Sent(pack(self.own_weights(owned), w))}
@@ -113,7 +112,7 @@ class FedP3(OwnLayers):
     def mask(self, owned: Tensor, turn: Turn, x: Tensor | None = None) -> Tensor:
         """P_i of this round; with `fixed_mask` that of the first."""
         stream = (replace(turn, number=0) if self.fixed_mask else turn).stream("prune")
-        return prune_mask(self.prune, self.keep, self.shapes, owned, stream, x)
+        return prune_mask(self.prune, self.keep, self.layout, owned, stream, x)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         """Values only where both sides know the mask; by magnitude, the mask as well."""
@@ -134,7 +133,7 @@ class FedP3(OwnLayers):
             effective = mask
             if self.local_prune != "fixed":
                 q = self.q_min + (1 - self.q_min) * ratios.uniform(1)
-                effective = mask & local_mask(self.local_prune, q, self.shapes, owned, local)
+                effective = mask & local_mask(self.local_prune, q, self.layout, owned, local)
             g = problem.gradient(u * effective, problem.batch(batches, self.batch))
             u = u - self.lr * g * (effective if self.train_unassigned else mine)
         return client, self.reply(owned, u)
@@ -143,5 +142,5 @@ class FedP3(OwnLayers):
         """Every layer is averaged over the clients that sent it."""
         owned, x = server["owned"][turn.clients], server["x"]
         u = self.unpack_replies(owned, replies)
-        x = aggregate(self.aggregation, x, u, owned, self.shapes, self.temperature)
+        x = aggregate(self.aggregation, x, u, owned, self.layout, self.temperature)
         return {**server, "x": x}

@@ -8,11 +8,13 @@ follows it (bias, normalisation); the last one, FFC, belongs to every client.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.randomness import Stream
 from symprune.masks import keep_largest
 
@@ -43,18 +45,17 @@ def layer_numbers(shapes: Shapes) -> list[int]:
     return out
 
 
-def layer_sizes(shapes: Shapes) -> list[int]:
+def layer_sizes(layout: FlatLayout) -> list[int]:
     """Parameters of every layer."""
-    sizes = [0] * (layer_numbers(shapes)[-1] + 1)
-    for number, shape in zip(layer_numbers(shapes), shapes, strict=True):
-        sizes[number] += math.prod(shape)
+    sizes = [0] * (layer_numbers(layout.shapes)[-1] + 1)
+    for number, size in zip(layer_numbers(layout.shapes), layout.sizes, strict=True):
+        sizes[number] += size
     return sizes
 
 
-def by_weight(values: Tensor, shapes: Shapes) -> Tensor:
+def by_weight(values: Tensor, layout: FlatLayout) -> Tensor:
     """Values per layer `[C, layers]` repeated for every parameter, `[C, d]`."""
-    sizes = torch.tensor([math.prod(shape) for shape in shapes])
-    each = torch.tensor(layer_numbers(shapes)).repeat_interleave(sizes)
+    each = torch.tensor(layer_numbers(layout.shapes)).repeat_interleave(torch.tensor(layout.sizes))
     return values[:, each]
 
 
@@ -77,9 +78,9 @@ def assign(rule: str, layers: int, stream: Stream) -> Tensor:
     return torch.cat([place < size, last], 1)
 
 
-def assign_layers(rule: str, shapes: Shapes, stream: Stream) -> Tensor:
+def assign_layers(rule: str, layout: FlatLayout, stream: Stream) -> Tensor:
     """`assign` for the layers of a model."""
-    return assign(rule, layer_numbers(shapes)[-1] + 1, stream)
+    return assign(rule, layer_numbers(layout.shapes)[-1] + 1, stream)
 
 
 def _all_but_one_range(rule: str, layers: int, stream: Stream) -> Tensor:
@@ -96,15 +97,20 @@ def _all_but_one_range(rule: str, layers: int, stream: Stream) -> Tensor:
 
 
 def prune_mask(
-    kind: str, keep: float, shapes: Shapes, owned: Tensor, stream: Stream, x: Tensor | None = None
+    kind: str,
+    keep: float,
+    layout: FlatLayout,
+    owned: Tensor,
+    stream: Stream,
+    x: Tensor | None = None,
 ) -> Tensor:
     """What P_i leaves of the layers a client does not own, `[C, d]`; owned layers and biases stay.
 
     `random`: exactly `round(keep size)` weights of a tensor; `magnitude`: the largest of `x`;
     `ordered`: a leading block. Nothing is rescaled."""
-    parts = []
-    for number, shape in zip(layer_numbers(shapes), shapes, strict=True):
-        size, mine = math.prod(shape), owned[:, number : number + 1]
+    parts: list[Tensor] = []
+    for tensor, number, shape, size in _tensors(layout):
+        mine = owned[:, number : number + 1]
         if len(shape) < 2:
             parts.append(torch.ones(len(owned), size, dtype=torch.bool))
             continue
@@ -116,25 +122,34 @@ def prune_mask(
             kept = keep_largest(x[start : start + size].abs(), round(keep * size)).unsqueeze(0)
         elif kind == "ordered":
             ratio = torch.full((len(owned), 1), keep, dtype=torch.float64)
-            kept = leading_block(shape, ratio, cut_inputs=number > 0)
+            kept = layout.gather_part(tensor, leading_block(shape, ratio, cut_inputs=number > 0))
         else:
             raise SympruneError(f"Unknown pruning {kind!r}; choose random, magnitude or ordered.")
         parts.append(kept | mine)
     return torch.cat(parts, 1)
 
 
-def local_mask(kind: str, ratio: Tensor, shapes: Shapes, owned: Tensor, stream: Stream) -> Tensor:
+def _tensors(layout: FlatLayout) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
+    """Every tensor's number, its layer's, its shape, and how many weights it has."""
+    numbers = layer_numbers(layout.shapes)
+    yield from zip(range(len(numbers)), numbers, layout.shapes, layout.sizes, strict=True)
+
+
+def local_mask(
+    kind: str, ratio: Tensor, layout: FlatLayout, owned: Tensor, stream: Stream
+) -> Tensor:
     """Q_i's mask of one local step, `[C, d]`, at the keep ratios `[C, 1]`: a fresh random one
     (`uniform`) or FjORD's leading block (`ordered`). Input features of the model are never cut."""
     parts = []
-    for number, shape in zip(layer_numbers(shapes), shapes, strict=True):
-        size, mine = math.prod(shape), owned[:, number : number + 1]
+    for tensor, number, shape, size in _tensors(layout):
+        mine = owned[:, number : number + 1]
         if len(shape) < 2:
             parts.append(torch.ones(len(owned), size, dtype=torch.bool))
         elif kind == "uniform":
             parts.append((stream.uniform(size) < ratio) | mine)
         else:
-            parts.append(leading_block(shape, ratio, cut_inputs=number > 0) | mine)
+            block = leading_block(shape, ratio, cut_inputs=number > 0)
+            parts.append(layout.gather_part(tensor, block) | mine)
     return torch.cat(parts, 1)
 
 
@@ -150,17 +165,17 @@ def leading_block(shape: tuple[int, ...], ratio: Tensor, cut_inputs: bool) -> Te
 
 
 def aggregate(
-    kind: str, x: Tensor, u: Tensor, owned: Tensor, shapes: Shapes, temperature: float
+    kind: str, x: Tensor, u: Tensor, owned: Tensor, layout: FlatLayout, temperature: float
 ) -> Tensor:
     """`W^l <- sum_i alpha_i^l U_i^l` over the clients that own layer l; a layer without owners
     stays."""
-    alpha = aggregation_weights(kind, owned, u - x, shapes, temperature)
-    mean = (by_weight(alpha, shapes).to(x.dtype) * u).sum(0)
-    return torch.where(by_weight(owned, shapes).any(0), mean, x)
+    alpha = aggregation_weights(kind, owned, u - x, layout, temperature)
+    mean = (by_weight(alpha, layout).to(x.dtype) * u).sum(0)
+    return torch.where(by_weight(owned, layout).any(0), mean, x)
 
 
 def aggregation_weights(
-    kind: str, owned: Tensor, update: Tensor, shapes: Shapes, temperature: float
+    kind: str, owned: Tensor, update: Tensor, layout: FlatLayout, temperature: float
 ) -> Tensor:
     """alpha `[C, layers]`: equal (simple), by the number of layers a client trains (weighted), or
     by `-||U_i^l - W^l|| / temperature` (attention)."""
@@ -169,8 +184,8 @@ def aggregation_weights(
         theta = theta + owned.sum(1, keepdim=True).double().log()
     elif kind == "attention":
         squares = torch.zeros_like(theta)
-        parts = update.double().split([math.prod(shape) for shape in shapes], 1)
-        for number, part in zip(layer_numbers(shapes), parts, strict=True):
+        parts = update.double().split(layout.sizes, 1)
+        for number, part in zip(layer_numbers(layout.shapes), parts, strict=True):
             squares[:, number] += part.square().sum(1)
         theta = -squares.sqrt() / temperature
     return layer_weights(theta, owned)

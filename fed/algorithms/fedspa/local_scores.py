@@ -48,13 +48,14 @@ def weight_scores(
     activations = {"input_norm", "output_norm"} & set(criterion.needs)
     if not activations:
         rows = None
-    sparse = maskable(problem.layout)
+    layout, whole = problem.layout, problem.unmasked()
+    sparse = maskable(layout)
     out = []
-    for i, flat in enumerate(w):
-        norms = {} if rows is None else activation_norms(problem, flat, _own_rows(rows, i))
+    for i, flat in enumerate(layout.scatter(w)):
+        norms = {} if rows is None else activation_norms(whole, flat, _own_rows(rows, i))
         generator = Stream(stream.key[i : i + 1]).generator()
         parts = []
-        for (layer, weight), masked in zip(problem.layout.split(flat).items(), sparse, strict=True):
+        for (layer, weight), masked in zip(layout.split(flat).items(), sparse, strict=True):
             if not masked:
                 parts.append(torch.zeros_like(weight).flatten())
                 continue
@@ -64,7 +65,7 @@ def weight_scores(
             matrix = weight.view(1, -1) if weight.dim() == 1 else weight.flatten(1)
             parts.append(criterion(matrix, statistics).flatten().to(w.dtype))
         out.append(torch.cat(parts))
-    return torch.stack(out)
+    return layout.gather(torch.stack(out))
 
 
 def calibration_rows(problem: Problem, stream: Stream, size: int) -> Rows:

@@ -7,7 +7,7 @@ spike and slab, Laplace, mixture) decides the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms.fedsparse.server_optimizers import OPTIMIZERS
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Constants, Problem
-from symprune.fed.protocol import Algorithm, SampledClients, State, Turn, check, filled
+from symprune.fed.protocol import Algorithm, LayeredModel, SampledClients, State, Turn, check
 
 GRAINS = ("neuron", "weight")
 
@@ -48,19 +49,15 @@ class Groups:
 
 
 @lru_cache(maxsize=8)
-def weight_groups(
-    names: tuple[str, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    grain: str,
-    exempt: tuple[str, ...] = (),
-) -> Groups:
-    """Groups of a model's flat parameter vector.
+def weight_groups(layout: FlatLayout, grain: str, exempt: tuple[str, ...] = ()) -> Groups:
+    """Groups of a model's flat parameter vector; those of which masks keep no weight are none.
 
     `neuron`: the incoming weights of one output neuron or feature map, with its bias. Layers named
     in `exempt` ("output" is the last one) and tensors without a weight matrix (normalisation) are
     in no group. `weight`: every weight of the other tensors is a group of its own."""
     if grain not in GRAINS:
         raise SympruneError(f"Unknown gates {grain!r}; choose from {', '.join(GRAINS)}.")
+    names, shapes = layout.names, layout.shapes
     layers = {_layer(name): s[0] for name, s in zip(names, shapes, strict=True) if len(s) >= 2}
     if not layers:  # one vector of weights, as in logistic regression: a single output
         layers = {_layer(name): 1 for name in names}
@@ -84,8 +81,10 @@ def weight_groups(
         else:
             row = torch.arange(size) // max(1, size // layers[layer])
             parts.append(start[layer] + row)
-    of, count = torch.cat(parts), single if grain == "weight" else at
-    of = torch.where(of < 0, count, of)
+    of = layout.gather(torch.cat(parts))
+    there, of = of.unique(return_inverse=True)  # numbered without gaps, the exempt ones first
+    count = int((there >= 0).sum())
+    of = torch.where(there[of] < 0, count, of - (len(there) - count))
     return Groups(of, count, torch.bincount(of, minlength=count + 1)[:count])
 
 
@@ -120,22 +119,18 @@ class EMMethod(SampledClients):
 
 
 @dataclass(frozen=True)
-class GroupedWeights(EMMethod):
+class GroupedWeights(LayeredModel, EMMethod):
     """A method that prunes weights in groups: a neuron's incoming weights, or single weights."""
 
     gates: str = "neuron"  # or weight
     exempt: tuple[str, ...] = ()  # layers without groups; "output" is the last one
-    names: tuple[str, ...] = filled(())  # the model's tensors
-    shapes: tuple[tuple[int, ...], ...] = filled(())
 
     def prepare(self, constants: Constants) -> Algorithm:
-        ready = super().prepare(constants)
-        layout = constants.layout
-        return replace(ready, names=layout.names, shapes=layout.shapes)  # type: ignore[call-arg]
+        return super().prepare(constants).located(constants.layout)
 
     @property
     def groups(self) -> Groups:
-        return weight_groups(self.names, self.shapes, self.gates, self.exempt)
+        return weight_groups(self.layout, self.gates, self.exempt)
 
 
 def remember(client: State, w: Tensor) -> State:

@@ -11,7 +11,7 @@ and its outgoing weights go.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.algorithms.fedsparse.em import remember
 from symprune.fed.algorithms.fedsparse.fedopt import FedOpt
-from symprune.fed.algorithms.shared.layer_masks import spread, values_on
+from symprune.fed.algorithms.shared.layer_masks import pack, unpack
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
+    LayeredModel,
     Like,
     Message,
     Received,
@@ -30,7 +31,6 @@ from symprune.fed.protocol import (
     State,
     Turn,
     check,
-    filled,
 )
 from symprune.fed.randomness import Stream
 from symprune.fed.registry import register
@@ -41,41 +41,40 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @register
 @dataclass(frozen=True)
-class FedDrop(FedOpt):
+class FedDrop(LayeredModel, FedOpt):
     """Random sub-networks per client and round, without a share `rate` of the hidden units."""
 
     name = "feddrop"
     paper = "Caldas et al.: Expanding the reach of federated learning (federated dropout)"
     sends = "up and down: the weights of a random sub-network"
     rate: float = 0.25
-    shapes: tuple[tuple[int, ...], ...] = filled(())
 
     def prepare(self, constants: Constants) -> Algorithm:
         check(0 <= self.rate < 1, f"feddrop: rate = {self.rate} is outside [0, 1).")
-        ready = super().prepare(constants)
-        return replace(ready, shapes=constants.layout.shapes)  # type: ignore[call-arg]
+        return super().prepare(constants).located(constants.layout)
 
     def mask(self, turn: Turn) -> Tensor:
-        """The weights that the clients of this turn have, `[C, d]`; all keep equally many."""
-        units = draw_units(self.shapes, self.rate, turn.stream("drop"))
-        mask = remaining_weights(self.shapes, units)
+        """The weights that the clients of this turn have, `[C, d]`; all keep equally many, unless
+        masks leave more of one unit than of another."""
+        units = draw_units(self.layout.shapes, self.rate, turn.stream("drop"))
+        mask = self.layout.gather(remaining_weights(self.layout.shapes, units))
         return mask.expand(len(turn.clients), -1)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         mask = self.mask(turn)
-        return {"values": Sent(values_on(mask, server["x"].expand_as(mask)), each=True)}
+        return {"values": Sent([server["x"][row] for row in mask])}
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         mask = self.mask(turn)
-        w = self.train_locally(spread(mask, received["values"]), problem, turn, mask)
-        return remember(client, w), {"values": values_on(mask, w)}
+        w = self.train_locally(unpack(mask, received["values"]), problem, turn, mask)
+        return remember(client, w), {"values": Sent(pack(mask, w))}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         """The sum of the differences, each on its own sub-network, is the direction."""
         mask = self.mask(turn)
-        w = spread(mask, replies["values"])
+        w = unpack(mask, replies["values"])
         return self.step_server(server, torch.where(mask, w - server["x"], 0.0).sum(0))
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from symprune.fed.algorithms.shared.control_variates import ControlVariates, control_variates
 from symprune.fed.algorithms.shared.local_steps import LocalSteps, soft_threshold
-from symprune.fed.compressors import top_k
+from symprune.fed.algorithms.shared.rounding import round_values
+from symprune.fed.compressors import parse_quantiser, top_k
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import (
     Algorithm,
     Message,
     Received,
-    Sent,
     State,
     Turn,
     check,
@@ -50,6 +50,11 @@ class ProxSkip(LocalSteps, ControlVariates):
     replies = ("what",)  # w_hat; the name is sent, and its bytes count
     prunes: ClassVar[str | None] = None  # where: at "receipt", "step", "upload" or "server"
     measures_unpruned: ClassVar[bool] = False  # h_i against w_hat_i and not what was sent of it
+    compressor: str = "identity"  # of the values that are sent: int8, int4, ...
+
+    def prepare(self, constants: Constants) -> Algorithm:
+        parse_quantiser(self.compressor)
+        return super().prepare(constants)
 
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
@@ -58,9 +63,12 @@ class ProxSkip(LocalSteps, ControlVariates):
         for gradient in self.gradients(problem, turn):
             step = given(self.gamma) * (gradient(w_hat) - client["h"])
             w_hat = self.prune_at("step", w_hat - step)
-        sent = self.prune_at("upload", w_hat)
+        pruned = self.prune_at("upload", w_hat)
+        upload = round_values(self.compressor, pruned, self.upload_bits(pruned), turn)
+        sent = upload.tensor  # h_i is measured against it, so rounding leaves sum h_i = 0
+        assert isinstance(sent, Tensor)
         state = self.await_mean(client, w_hat if self.measures_unpruned else sent)
-        return state, {"what": Sent(sent, self.upload_bits(sent))}
+        return state, {"what": upload}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         w = self.prune_at("server", replies["what"].mean(0))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.problems.losses import FlatLayout
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.randomness import Stream
 from symprune.masks import count_true, drop_lowest, keep_largest
 
@@ -27,12 +27,15 @@ def maskable(layout: FlatLayout) -> list[bool]:
     return matrices if any(matrices) else [True] * len(matrices)
 
 
-def erk_densities(shapes: list[tuple[int, ...]], density: float) -> list[float]:
+def erk_densities(
+    shapes: list[tuple[int, ...]], density: float, sizes: list[int] | None = None
+) -> list[float]:
     """Erdos-Renyi-Kernel: density proportional to `sum(shape)/prod(shape)`, at most 1, and
     `density` over all. FedSpa prints this ratio for "1 - ...", the sparsity; as in the original ERK
-    it is the density that is proportional to it."""
-    sizes = [math.prod(shape) for shape in shapes]
-    ratio = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
+    it is the density that is proportional to it. `sizes`: of the tensors, if masks have made them
+    smaller than their shapes."""
+    sizes = [math.prod(shape) for shape in shapes] if sizes is None else sizes
+    ratio = [sum(shape) / max(size, 1) for shape, size in zip(shapes, sizes, strict=True)]
     dense: set[int] = set()
     while len(dense) < len(shapes):
         open_layers = [i for i in range(len(shapes)) if i not in dense]
@@ -55,7 +58,9 @@ def densities(layout: FlatLayout, density: float, allocation: str) -> list[float
         )
     sparse = maskable(layout)
     shapes = [shape for shape, s in zip(layout.shapes, sparse, strict=True) if s]
-    each = erk_densities(shapes, density) if allocation == "erk" else [density] * len(shapes)
+    sizes = [size for size, s in zip(layout.sizes, sparse, strict=True) if s]
+    uniform = [density] * len(shapes)
+    each = erk_densities(shapes, density, sizes) if allocation == "erk" else uniform
     remaining = iter(each)
     return [next(remaining) if s else 1.0 for s in sparse]
 

@@ -145,8 +145,7 @@ class ClientGraph(FirstSketch, PersonalParts):
         for i, j in self.edges or ():
             check(0 <= i < n and 0 <= j < n and i != j, f"Edge ({i}, {j}) joins no two clients.")
         k = min(4, n - 1) if self.neighbours is None else self.neighbours
-        layout = constants.layout
-        return replace(self, names=layout.names, shapes=layout.shapes, neighbours=k)
+        return replace(self, layout=constants.layout, neighbours=k)
 
     def sketching(self, turn: Turn) -> bool:
         return self.edges is None and turn.n > 1 and turn.number == 0

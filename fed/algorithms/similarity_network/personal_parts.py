@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
-from symprune.fed.protocol import Algorithm, Message, Received, Sent, State, Turn, filled
+from symprune.fed.protocol import LayeredModel, Message, Received, Sent, State, Turn
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,16 @@ class Placement:
 
 
 @lru_cache(maxsize=8)
-def make_placement(
-    names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], personal: str
-) -> Placement:
+def make_placement(layout: FlatLayout, personal: str) -> Placement:
     """`bias`: the output's biases are personal (softmax regression: the intercept column);
     `output`: the last layer; `all`: everything is shared and personal, added up; `only`: nothing
-    is shared; `none`: nothing is personal; `10:20`: these entries of the flat model."""
-    sizes = [int(torch.tensor(shape).prod()) for shape in shapes]
+    is shared; `none`: nothing is personal; `10:20`: these entries of the flat model.
+    With masks these are places in the whole model, of which the kept weights are taken."""
+    names, shapes, sizes = layout.names, layout.shapes, layout.whole.sizes
     d = sum(sizes)
-    everything, nothing = torch.arange(d), torch.full((d,), -1)
     if personal in ("all", "only", "none"):
+        everything = torch.arange(layout.dimension)
+        nothing = torch.full_like(everything, -1)
         shared = nothing if personal == "only" else everything
         return Placement(shared, nothing if personal == "none" else everything)
     own = torch.zeros(d, dtype=torch.bool)
@@ -94,8 +95,9 @@ def make_placement(
         raise SympruneError(
             f"personal = {personal!r} must be bias, output, all, only, none or a range like 10:20."
         )
+    own = layout.gather(own)
     if not bool(own.any()):
-        raise SympruneError(f"personal = {personal!r} names no entry of a model of {d}.")
+        raise SympruneError(f"personal = {personal!r} names no entry of a model of {len(own)}.")
     count = lambda mask: torch.where(mask, mask.cumsum(0) - 1, -1)  # noqa: E731
     return Placement(count(~own), count(own))
 
@@ -113,16 +115,14 @@ def _scatter(index: Tensor, g: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PersonalParts(Algorithm):
+class PersonalParts(LayeredModel):
     """Which parameters are personal, and the models that follow from x and the z_n."""
 
     personal: str = "bias"  # bias, output, all, only, none, or a range such as 10:20
-    names: tuple[str, ...] = filled(())  # the model's tensors
-    shapes: tuple[tuple[int, ...], ...] = filled(())
 
     @property
     def placement(self) -> Placement:
-        return make_placement(self.names, self.shapes, self.personal)
+        return make_placement(self.layout, self.personal)
 
     def server_init(self, x0: Tensor, turn: Turn) -> State:
         x, z = self.placement.parts(x0)

@@ -32,11 +32,12 @@ INLINE __m256 load_scales(const uint8_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
 }
 
+/* Not far ahead: tables and inputs fill most of the nearest cache. */
 INLINE void prefetch(const uint8_t *p, int kind, int masked) {
     int bytes = PANEL * GROUP * bits_of(kind) / 8;
     bytes = masked ? 64 + bytes / 2 : bytes;
     UNROLL for (int at = 0; at < bytes; at += 64)
-        _mm_prefetch((const char *)p + 8192 + at, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + 2048 + at, _MM_HINT_T0);
 }
 
 /* Eight registers of 8 partial sums -> 8 sums. */
@@ -88,19 +89,25 @@ INLINE __m128i two_quarters(const void *low, const void *high) {
                               _mm_loadl_epi64((const __m128i *)high));
 }
 
-/* 16 places from kept levels, or from codes of 8 bits; moves them on. */
-INLINE __m128i spread16(const uint8_t **kept, uint64_t mask, int kind) {
-    const uint8_t *first = *kept;
-    const uint8_t *second = first + _mm_popcnt_u64(mask & 255);
-    *kept = second + _mm_popcnt_u64(mask >> 8 & 255);
-    __m128i from = two_quarters(of_bytes[mask & 255], of_second_bytes[mask >> 8 & 255]);
-    __m128i values = two_quarters(first, second);
-    if (kind == INT8) values = _mm_xor_si128(values, _mm_set1_epi8((char)0x80));
-    return _mm_shuffle_epi8(values, from);
+/* 32 places from kept levels, or from codes of 8 bits; moves them on. */
+INLINE __m256i spread32(const uint8_t **kept, uint32_t mask, int kind) {
+    uint32_t first = mask & 255, second = mask >> 8 & 255, third = mask >> 16 & 255;
+    const uint8_t *half = *kept + _mm_popcnt_u32(mask & 0xffff);
+    __m256i values =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(load128(*kept)), load128(half), 1);
+    *kept += _mm_popcnt_u32(mask);
+    if (kind == INT8) values = _mm256_xor_si256(values, _mm256_set1_epi8((char)0x80));
+    __m128i low = two_quarters(of_bytes[0][first], of_bytes[_mm_popcnt_u32(first)][second]);
+    __m128i high = two_quarters(of_bytes[0][third], of_bytes[_mm_popcnt_u32(third)][mask >> 24]);
+    return _mm256_shuffle_epi8(values,
+                               _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* A tile ready to be multiplied. Masked codes of few bits are unpacked into a buffer one tile
- * ahead: what has just been stored cannot be loaded in other pieces for a while. */
+/* Masked codes of few bits are unpacked into a buffer one tile ahead: what has just been stored
+ * cannot be loaded in other pieces for a while. */
+INLINE int is_buffered(int kind, int masked) { return masked && kind != INT8; }
+
+/* A tile ready to be multiplied. */
 typedef struct {
     const uint8_t *masks, *scales;
     const uint8_t *runs[PANEL];
@@ -113,9 +120,9 @@ INLINE const uint8_t *unpack_tile(const uint8_t *p, int kind, int masked, Tile *
     p += head_of(kind, masked);
     tile->scales = p - 2 * PANEL;
     prefetch(p, kind, masked);
-    for (int row = 0; row < PANEL; row++) {
+    UNROLL for (int row = 0; row < PANEL; row++) {
         tile->runs[row] = p;
-        if (masked && kind != INT8) {
+        if (is_buffered(kind, masked)) {
             tile->runs[row] = tile->buffer[row];
             UNROLL for (int part = 0; part < 2; part++)
                 _mm256_store_si256((__m256i *)(tile->buffer[row] + 32 * part),
@@ -127,6 +134,15 @@ INLINE const uint8_t *unpack_tile(const uint8_t *p, int kind, int masked, Tile *
     return p;
 }
 
+/* The tile of a group, of which there are so many; `p` is where the next to be read begins. */
+INLINE const Tile *next_tile(const uint8_t **p, int64_t group, int64_t groups, int kind, int masked,
+                             Tile *tiles) {
+    int ahead = is_buffered(kind, masked);
+    if (!ahead || !group) *p = unpack_tile(*p, kind, masked, tiles);
+    if (ahead && group + 1 < groups) *p = unpack_tile(*p, kind, masked, &tiles[(group + 1) % 2]);
+    return &tiles[ahead ? group % 2 : 0];
+}
+
 /* A row of a tile as 2 registers of levels. */
 INLINE void expand_row(const Tile *tile, int row, int kind, int masked, __m256i *levels) {
     const uint8_t *kept = tile->runs[row];
@@ -135,11 +151,8 @@ INLINE void expand_row(const Tile *tile, int row, int kind, int masked, __m256i 
         return;
     }
     uint64_t mask = load64(tile->masks + 8 * row);
-    UNROLL for (int part = 0; part < 2; part++) {
-        __m128i low = spread16(&kept, mask >> (32 * part), kind);
-        __m128i high = spread16(&kept, mask >> (32 * part + 16), kind);
-        levels[part] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-    }
+    UNROLL for (int part = 0; part < 2; part++)
+        levels[part] = spread32(&kept, (uint32_t)(mask >> (32 * part)), kind);
 }
 
 /* 64 products summed to 8 lanes, exactly. */
@@ -155,21 +168,30 @@ INLINE __m256 dot_codes(const __m256i *levels, const CodeInput *input) {
     return _mm256_cvtepi32_ps(_mm256_add_epi32(sums[0], sums[1]));
 }
 
+/* Scales go by way of memory: the shuffles have enough to do. */
+typedef struct {
+    float each[PANEL];
+} Scales;
+
+INLINE void store_scales(Scales *scales, __m256 values) {
+    _mm256_storeu_ps(scales->each, values);
+    __asm__("" : "+m"(*scales)); /* or the compiler shuffles them about after all */
+}
+
 INLINE void one_codes(const uint8_t *p, int64_t groups, const Input *x, float *out, int kind,
                       int masked) {
     Tile tiles[2];
     __m256 sums[PANEL];
     UNROLL for (int row = 0; row < PANEL; row++) sums[row] = _mm256_setzero_ps();
-    p = unpack_tile(p, kind, masked, &tiles[0]);
     for (int64_t group = 0; group < groups; group++) {
-        const Tile *tile = &tiles[group % 2];
-        if (group + 1 < groups) p = unpack_tile(p, kind, masked, &tiles[(group + 1) % 2]);
-        __m256 scales =
-            _mm256_mul_ps(load_scales(tile->scales), _mm256_set1_ps(x->scales[group]));
+        const Tile *tile = next_tile(&p, group, groups, kind, masked, tiles);
+        Scales scales;
+        store_scales(&scales, _mm256_mul_ps(load_scales(tile->scales),
+                                            _mm256_set1_ps(x->scales[group])));
         UNROLL for (int row = 0; row < PANEL; row++) {
             __m256i levels[2];
             expand_row(tile, row, kind, masked, levels);
-            __m256 scale = _mm256_permutevar8x32_ps(scales, _mm256_set1_epi32(row));
+            __m256 scale = _mm256_set1_ps(scales.each[row]);
             sums[row] = _mm256_fmadd_ps(dot_codes(levels, x->codes + group), scale, sums[row]);
         }
     }
@@ -181,10 +203,8 @@ INLINE const uint8_t *expand_codes(const uint8_t *p, int64_t groups, const Tiles
     const __m256i zero = _mm256_set1_epi8((char)zero_of(kind));
     uint8_t *words = out->words;
     Tile tiles[2];
-    p = unpack_tile(p, kind, masked, &tiles[0]);
     for (int64_t group = 0; group < groups; group++) {
-        const Tile *tile = &tiles[group % 2];
-        if (group + 1 < groups) p = unpack_tile(p, kind, masked, &tiles[(group + 1) % 2]);
+        const Tile *tile = next_tile(&p, group, groups, kind, masked, tiles);
         _mm256_storeu_ps(out->scales + group * PANEL, load_scales(tile->scales));
         for (int row = 0; row < PANEL; row++, words += GROUP) {
             __m256i levels[2];
@@ -230,6 +250,13 @@ INLINE __m256 load_floats(const void *words, int64_t index, int kind) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
+/* Which shuffle 8 places of a mask need, in bytes of a table of 32 for each. As many bits are set in
+ * it as in that part of the mask. */
+INLINE uint64_t shuffle_of(uint64_t mask, int eighth) {
+    int by = (8 * eighth + 59) % 64;
+    return (mask >> by | mask << (64 - by)) & 255 << 5;
+}
+
 /* The two sums of even and odd eighths are added when a tile is done. */
 INLINE void one_floats(const uint8_t *p, int64_t groups, const Input *x, float *out, int kind,
                        int masked) {
@@ -250,10 +277,10 @@ INLINE void one_floats(const uint8_t *p, int64_t groups, const Input *x, float *
             UNROLL for (int j = 0; j < 8; j++) {
                 __m256 values;
                 if (masked) {
-                    uint64_t here = mask >> (8 * j) & 255;
+                    uint64_t here = shuffle_of(mask, j);
                     __m256i kept = _mm256_broadcastsi128_si256(load128(run));
                     values = _mm256_castsi256_ps(
-                        _mm256_shuffle_epi8(kept, load256(of_upper_halves[here])));
+                        _mm256_shuffle_epi8(kept, load256((const uint8_t *)of_upper_halves + here)));
                     run += 2 * _mm_popcnt_u64(here);
                 } else {
                     values = load_floats(run, 8 * j, kind);

@@ -83,7 +83,7 @@ INLINE void one_codes(const uint8_t *p, int64_t groups, const Input *x, float *o
         __m256 both =
             _mm256_mul_ps(load_scales(p - 2 * PANEL), _mm256_set1_ps(x->scales[group]));
         /* By way of memory where the shuffles have enough to do. */
-        int by_memory = masked && kind != INT8;
+        int by_memory = kind != INT8;
         Scales scales;
         if (by_memory) store_scales(&scales, both);
         UNROLL for (int row = 0; row < PANEL; row++) {

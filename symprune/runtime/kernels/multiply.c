@@ -1,6 +1,7 @@
 /* The kernels' entry points: inputs made ready once, panels shared out over the threads. */
 #include "blob.h"
 #include "convert.h"
+#include "inputs.h"
 #include "threads.h"
 
 #include <stdlib.h>
@@ -77,35 +78,11 @@ typedef struct {
     Input input;
     int64_t tokens, first, count;
     const int64_t *rows;
-    const void *from, *bias;
+    const void *bias;
     void *out;
     int dtype;
     _Atomic int failed;
 } Task;
-
-/* Tokens `first` to `last` of the inputs, as the level wants them. */
-static void prepare(void *data, int64_t first, int64_t last) {
-    Task *task = data;
-    const Matrix *matrix = &task->matrix;
-    const Level *with = task->level;
-    for (int64_t token = first; token < last; token++)
-        for (int64_t group = 0; group < matrix->groups; group++) {
-            _Alignas(64) float x[GROUP];
-            int64_t from = group * GROUP, at = token * matrix->groups + group;
-            int64_t left = matrix->columns - from;
-            int count = left < GROUP ? (int)left : GROUP;
-            int64_t source = token * matrix->columns + from;
-            with->read(task->from, source, count, task->dtype, x);
-            memset(x + count, 0, 4 * (size_t)(GROUP - count));
-            if (is_codes(matrix->kind))
-                ((float *)task->input.scales)[at] = with->quantise(
-                    x, zero_of(matrix->kind), (CodeInput *)task->input.codes + at);
-            else if (with->order)
-                with->order(x, matrix->kind, (float *)task->input.floats + at * GROUP);
-            else
-                memcpy((float *)task->input.floats + at * GROUP, x, sizeof x);
-        }
-}
 
 /* The 8 sums of a panel for one token. */
 static void write_out(const Task *task, int64_t panel, int64_t token, const float *sums) {
@@ -181,20 +158,13 @@ static int64_t packed_bytes(const Matrix *matrix) {
 
 int packed_multiply(const uint8_t *blob, int64_t piece, const void *x, int64_t tokens, int dtype,
                     const void *bias, void *out, int threads) {
-    Task task = {.level = level, .matrix = open_matrix(blob, piece), .tokens = tokens, .from = x,
+    Task task = {.level = level, .matrix = open_matrix(blob, piece), .tokens = tokens,
                  .bias = bias, .out = out, .dtype = dtype};
     if (tokens <= 0) return 0;
     const Matrix *matrix = &task.matrix;
-    int64_t inputs = tokens * matrix->groups;
-    size_t each = is_codes(matrix->kind) ? sizeof(CodeInput) : 4 * GROUP;
-    char *memory = allocate((size_t)inputs * (each + 4));
-    if (!memory) return -1;
-    task.input = (Input){tokens, matrix->groups, (float *)memory, (CodeInput *)memory,
-                         (float *)(memory + (size_t)inputs * each)};
     int64_t step = step_of(matrix->panels, &threads, packed_bytes(matrix) * tokens);
-    share_out(prepare, &task, tokens, 1, tokens < 8 ? 1 : threads);
+    if (ready_inputs(level, matrix, x, tokens, dtype, threads, &task.input)) return -1;
     share_out(multiply_panels, &task, matrix->panels, step, threads);
-    free(memory);
     return task.failed ? -1 : 0;
 }
 

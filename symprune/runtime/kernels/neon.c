@@ -49,7 +49,7 @@ INLINE const uint8_t *expand_codes(const uint8_t *p, int64_t groups, const Tiles
             for (int j = 0; j < 8; j++) {
                 int here = (int)(mask >> (8 * j) & 255);
                 uint8x8_t places = vqtbx1_u8(vdup_n_u8((uint8_t)zero_of(kind)), vld1q_u8(kept),
-                                             vld1_u8(of_bytes[here]));
+                                             vld1_u8(of_bytes[0][here]));
                 vst1_u8(words + 8 * j, places);
                 kept += __builtin_popcount((unsigned)here);
             }

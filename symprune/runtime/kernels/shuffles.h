@@ -7,8 +7,8 @@
 
 #define GONE 0x80
 
-static _Alignas(64) uint8_t of_bytes[256][8];
-static _Alignas(64) uint8_t of_second_bytes[256][8]; /* from the upper half of a register */
+/* By how many values of a register are used up by the places before. */
+static _Alignas(64) uint8_t of_bytes[9][256][8];
 static _Alignas(64) uint8_t of_words[256][16];
 /* 16-bit words into the upper halves of 32 bits: bfloat16 as float32. */
 static _Alignas(64) uint8_t of_upper_halves[256][32];
@@ -18,8 +18,8 @@ __attribute__((constructor)) static void fill_tables(void) {
         int count = 0;
         for (int place = 0; place < 8; place++) {
             int kept = mask >> place & 1;
-            of_bytes[mask][place] = (uint8_t)(kept ? count : GONE);
-            of_second_bytes[mask][place] = (uint8_t)(kept ? 8 + count : GONE);
+            for (int before = 0; before < 9; before++)
+                of_bytes[before][mask][place] = (uint8_t)(kept ? before + count : GONE);
             for (int byte = 0; byte < 2; byte++)
                 of_words[mask][2 * place + byte] = (uint8_t)(kept ? 2 * count + byte : GONE);
             for (int byte = 0; byte < 4; byte++)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from symprune.fed.algorithms import ALGORITHMS, options_of
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
 from symprune.machine import durable
+from symprune.maskset import MaskSet
 
 runner = CliRunner()
 
@@ -37,10 +39,37 @@ def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> No
         *("--split", "class:2", "--output", str(tmp_path), "--quiet"),
     )
     assert "accuracy" in text and "bytes up" in text
-    history = json.loads((tmp_path / "history.json").read_text())["history"]
+    content = json.loads((tmp_path / "history.json").read_text())
+    history, bill = content["history"], content["bill"]
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4, 5]
+    assert "per client and round" in text and (tmp_path / "bill.png").stat().st_size > 5000
+    assert bill["up"]["total"] == history[-1]["bytes_up"] == 5 * bill["up"]["per round"]
     weight = load_file(tmp_path / "model.safetensors")["weight"]
     assert weight.shape == (10, 65) and int((weight != 0).sum()) == 65
+
+
+def test_a_run_with_masks_writes_a_model_with_their_zeros(tmp_path: Path) -> None:
+    masks = MaskSet()
+    masks["weight"] = torch.rand(10, 65, generator=torch.Generator().manual_seed(0)) < 0.3
+    masks.save(tmp_path / "masks.safetensors")
+    command = ("run", "--algorithm", "fedavg", "--rounds", "2", "--clients", "2", "--quiet")
+    invoke(*command, "--masks", str(tmp_path), "--output", str(tmp_path / "o"))
+    weight = load_file(tmp_path / "o" / "model.safetensors")["weight"]
+    assert torch.equal(weight != 0, masks["weight"] & (weight != 0)) and bool(weight.any())
+    with pytest.raises(SympruneError, match="There are no masks at nowhere"):
+        invoke(*command, "--masks", "nowhere")
+
+
+def test_a_plan_may_have_masks(tmp_path: Path) -> None:
+    masks = MaskSet()
+    masks["weight"] = torch.rand(10, 65, generator=torch.Generator().manual_seed(0)) < 0.3
+    masks.save(tmp_path / "masks.safetensors")
+    file = tmp_path / "plan.yaml"
+    problem = f"problem: {{data: digits, clients: 2, masks: {tmp_path / 'masks.safetensors'}}}"
+    file.write_text(f"{problem}\nrounds: 2\nalgorithms: [fedavg]\n")
+    invoke("compare", str(file), "--output", str(tmp_path / "o"))
+    history = json.loads((tmp_path / "o" / "histories.json").read_text())["fedavg"][0]
+    assert history[-1]["paper_bits_up"] == 2 * 32 * int(masks["weight"].sum())
 
 
 def test_a_full_disk_names_the_folder_of_the_results(
@@ -124,7 +153,9 @@ algorithms:
     assert "averaging" in text and "kB up to 0.3" in text
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert rows[0]["options"]["gamma"] in (0.3, 0.03)
-    assert (tmp_path / "out" / "accuracy-against-bytes.png").stat().st_size > 5000
+    assert rows[0]["kB up a round"] < rows[1]["kB up a round"]
+    for picture in ("accuracy-against-bytes.png", "bill.png"):
+        assert (tmp_path / "out" / picture).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
@@ -234,7 +265,8 @@ def test_a_comparison_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
             "algorithms: [{algorithm: gd, tune: {gamma: [0.3, fast]}}]",
             "gamma of gd cannot be",
         ),
-        ("algorithms: [{algorithm: fedp3, shapes: [[1, 2]]}]", "shapes from the problem"),
+        ("algorithms: [{algorithm: fedspa, layer_ones: [2]}]", "layer_ones from the problem"),
+        ("algorithms: [{algorithm: fedp3, layout: 3}]", "layout from the problem"),
         ("algorithms: " + "[" * 50_000, "cannot be read"),
     ):
         file.write_text(text)

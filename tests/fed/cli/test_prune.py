@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from symprune import MaskSet
@@ -74,6 +75,34 @@ def test_clients_with_their_own_files_are_protected_and_measured_on_several_text
     assert str(tmp_path) not in written
 
 
+def test_updated_weights_are_those_of_central_pruning(tiny_folder: Path, tmp_path: Path) -> None:
+    shared = ("--model", tiny_folder, "--refine", "swap", "--update", "lsq", *BUILTIN, "--no-eval")
+    symprune("prune", *shared, "--output", tmp_path / "central")
+    shown = symprune("fed", "prune", *shared, "--clients", "3", "--output", tmp_path / "federated")
+    assert "masks and weights down" in shown and "are Gram matrices" in shown
+    assert "The server sees every client's Gram matrices" in " ".join(shown.split())
+    central, federated = (
+        load_file(tmp_path / folder / "model.safetensors") for folder in ("central", "federated")
+    )
+    assert all(torch.equal(federated[name], weight) for name, weight in central.items())
+    record = json.loads((tmp_path / "federated" / "symprune.json").read_text())["federated"]
+    assert record["aggregate"] == "statistics" and record["sends_weights"] is True
+    assert record["forecast_per_client"]["grams"] > 0
+
+
+def test_clients_that_vote_leave_a_checkpoint_that_says_so(
+    tiny_folder: Path, tmp_path: Path, texts: list[Path]
+) -> None:
+    clients = [argument for text in texts for argument in ("--client", text)]
+    shown = symprune(
+        *("fed", "prune", "--model", tiny_folder, "--aggregate", "votes", *clients, *SMALL),
+        *("--no-eval", "--output", tmp_path / "out"),
+    )
+    assert "masks up" in shown and "masks down" in shown
+    record = json.loads((tmp_path / "out" / "symprune.json").read_text())
+    assert record["federated"]["aggregate"] == "votes" and record["sparsity"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
@@ -88,7 +117,12 @@ def test_clients_with_their_own_files_are_protected_and_measured_on_several_text
         (("--clients", "2", "--epsilon", "-1"), "epsilon must be above 0"),
         (("--clients", "2", "--epsilon", "1", "--delta", "2"), "delta must be between"),
         (("--clients", "2", "--epsilon", "1", "--clip", "0"), "clip must be above 0"),
-        (("--clients", "2", "--refine", "swap"), "--refine swap needs"),
+        (("--clients", "2", "--refine", "swap", "--epsilon", "8"), "--epsilon does not go with"),
+        (
+            ("--clients", "2", "--aggregate", "votes", "--update", "lsq"),
+            "which votes do not settle",
+        ),
+        (("--clients", "2", "--gram-bits", "16"), "--gram-bits goes with"),
         (("--clients", "1", "--secure-sum", *BUILTIN), "at least two clients"),
         (("--clients", "2", "--pattern", "2:4", "--sparsity", "0.5"), "not both"),
     ],

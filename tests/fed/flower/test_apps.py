@@ -6,10 +6,12 @@ import importlib.util
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from loopback import Loopback
 from machines import CLIENTS, job, same
 
@@ -20,6 +22,7 @@ from symprune.fed.flower import apps
 from symprune.fed.remote.client import answer
 from symprune.fed.remote.job import TrainingJob
 from symprune.fed.simulate import simulate
+from symprune.maskset import MaskSet
 
 needs_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="Flower is not installed"
@@ -93,6 +96,20 @@ def test_apps_without_an_engine_give_the_bits_of_the_in_process_run(
 
 
 @needs_flower
+@pytest.mark.parametrize("name", ["fedavg", "sparse-proxskip", "fedspa"])
+def test_apps_with_masks_give_the_bits_of_the_in_process_run(name: str, tmp_path: Path) -> None:
+    masks = MaskSet()
+    masks["weight"] = torch.rand(10, 65, generator=torch.Generator().manual_seed(0)) < 0.5
+    masks.save(tmp_path / "masks.safetensors")
+    task = job(name)
+    task = replace(task, problem={**task.problem, "masks": str(tmp_path / "masks.safetensors")})
+    grid: Any = Loopback(apps.client_app(answer), tmp_path, CLIENTS)
+    config = {"job": task.to_json(), "folder": str(tmp_path), "clients": CLIENTS}
+    grid.run(apps.server_app(apps.train), config)
+    check_the_bits(tmp_path, task)
+
+
+@needs_flower
 def test_a_node_that_leaves_is_named_and_the_round_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +139,7 @@ def test_the_simulation_gives_the_bits_of_the_in_process_run(tmp_path: Path) -> 
     """One process for all: Ray starts once."""
     code = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from machines import job
 from symprune.fed.flower import simulation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import families
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed import pruning
-from symprune.fed.pruning import Client, Server, messages
+from symprune.fed.pruning import Client, Privacy, Server, messages
 from symprune.fed.wire.payload import decode_message, encode_message
 from symprune.recipe import Recipe
 
@@ -143,18 +144,30 @@ def test_a_message_that_comes_twice_is_answered_twice_and_changes_nothing(secure
 
 
 @pytest.mark.parametrize(
-    ("recipe", "culprit"),
+    ("recipe", "options", "culprit"),
     [
-        (Recipe(refine="swap"), "--refine swap needs the clients' Gram"),
-        (Recipe(update="lsq"), "--update lsq changes weights"),
-        (Recipe(update="sparsegpt"), "--update sparsegpt changes weights"),
-        (Recipe(method="wanda-plus-plus"), "Method wanda-plus-plus needs a gradient for every"),
-        (Recipe(pattern="5:9"), "Pattern 5:9"),
+        (Recipe(pattern="5:9"), {}, "Pattern 5:9"),
+        (Recipe(allocate="owl"), {}, "--allocate owl is not for federated"),
+        (Recipe(method="wanda-plus-plus"), {}, "Method wanda-plus-plus needs a gradient"),
+        (Recipe(pattern="2:4", permute="mlp"), {}, "--permute takes an order"),
+        (Recipe(self_samples=4), {}, "--self-samples adds text"),
+        (Recipe(values="int4"), {}, "--values is not decided federatedly"),
+        (Recipe(reconstruct="block"), {}, "--reconstruct trains on what passes a block"),
+        (Recipe(), {"aggregate": "median"}, "aggregate"),
+        (Recipe(update="lsq"), {"aggregate": "votes"}, "--update lsq changes weights, which votes"),
+        (Recipe(refine="swap"), {"gram_bits": 8}, "64, 32 or 16 bits a number, not 8"),
+        (Recipe(), {"gram_bits": 16}, "--gram-bits goes with"),
+        (Recipe(update="lsq"), {"gram_bits": 16, "aggregate": "average"}, "--gram-bits goes with"),
+        (Recipe(update="lsq"), {"privacy": Privacy(8.0)}, "--epsilon does not go with lsq"),
+        (Recipe(refine="swap"), {"privacy": Privacy(8.0)}, "--epsilon does not go with swap"),
+        (Recipe(), {"privacy": Privacy(8.0), "aggregate": "votes"}, "--epsilon protects sums"),
     ],
 )
-def test_what_sums_per_channel_cannot_decide_is_refused(recipe: Recipe, culprit: str) -> None:
+def test_what_cannot_be_decided_or_hidden_is_refused(
+    recipe: Recipe, options: dict[str, Any], culprit: str
+) -> None:
     with pytest.raises(SympruneError, match=culprit) as caught:
-        pruning.prune(families.model(), shares(), recipe)
+        pruning.prune(families.model(), shares(), recipe, reference=tokens(), **options)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 

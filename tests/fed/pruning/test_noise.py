@@ -100,8 +100,7 @@ def test_what_a_client_sends_is_the_clipped_sum_and_fresh_noise() -> None:
 
 
 def reply_fields(server: Server) -> Any:
-    parts = server._parts
-    return messages.reply_fields(False, len(parts), packed_stats.length(parts))
+    return messages.reply_fields(server.settings, server._parts, server.layout.matrices(0), {})
 
 
 @pytest.mark.parametrize(("method", "refine"), [("ria", None), ("symwanda", "dsnot")])

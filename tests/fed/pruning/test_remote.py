@@ -19,6 +19,7 @@ from symprune.checkpoint.load import load_with_tokenizer
 from symprune.engine.walk import prune
 from symprune.errors import SympruneError
 from symprune.fed.pruning import Privacy, remote
+from symprune.fed.pruning import prune as prune_in_process
 from symprune.fed.remote.transport import LocalTransport, Node
 
 needs_flower = pytest.mark.skipif(
@@ -85,9 +86,75 @@ def test_clients_that_start_anew_for_every_message_give_the_central_masks(
     assert not (tmp_path / "server" / remote.STATE).exists()
 
 
+UPDATE = RECIPE.with_changes(refine="swap", update="lsq")
+
+
+def assert_same_weights(folder: Path, tiny_folder: Path, settings: Any) -> None:
+    """As if one machine had all the tokens."""
+    model, tokenizer = load_with_tokenizer(str(tiny_folder), device="cpu")
+    tokens = [
+        calibration.calibration_tokens(s["text"], tokenizer, s["nsamples"], 32, s["seed"])
+        for s in settings
+    ]
+    prune(model, torch.cat(tokens), UPDATE)
+    found, _ = load_with_tokenizer(str(folder / "model"), device="cpu")
+    pairs = zip(found.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_updated_weights_are_the_central_ones_and_a_killed_server_goes_on(
+    tiny_folder: Path, tmp_path: Path, settings: Any
+) -> None:
+    class Killed(Exception):
+        pass
+
+    class Mortal(Owners):
+        letters = 0
+
+        def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
+            self.letters += 1
+            if self.letters == 4:
+                raise Killed
+            return super().exchange(letters)
+
+    for own in settings:
+        own["gram"] = True
+    task, server = remote.Task(str(tiny_folder), UPDATE, 2), tmp_path / "server"
+    with pytest.raises(Killed):
+        remote.serve(task, Mortal(settings, tmp_path), server)
+    assert task.steps_done(server) == 1
+    remote.serve(task, Owners(settings, tmp_path), server)
+    assert_same_weights(server, tiny_folder, settings)
+    assert [path.name for path in server.iterdir()] == ["model"]
+
+
+def test_an_owner_who_has_not_allowed_gram_matrices_sends_none(
+    tiny_folder: Path, tmp_path: Path, settings: Any
+) -> None:
+    task = remote.Task(str(tiny_folder), UPDATE, 2)
+    with pytest.raises(SympruneError, match="its owner has not set gram"):
+        remote.serve(task, Owners(settings, tmp_path), tmp_path / "server")
+
+
+@pytest.mark.parametrize("aggregate", ["votes", "average"])
+def test_nodes_that_prune_alone_give_what_they_give_in_one_process(
+    tiny_folder: Path, tmp_path: Path, settings: Any, aggregate: str
+) -> None:
+    task = remote.Task(str(tiny_folder), RECIPE, 2, aggregate=aggregate)
+    remote.serve(task, Owners(settings, tmp_path), tmp_path / "server")
+    model, tokenizer = load_with_tokenizer(str(tiny_folder), device="cpu")
+    tokens = [
+        calibration.calibration_tokens(s["text"], tokenizer, s["nsamples"], 32, s["seed"])
+        for s in settings
+    ]
+    expected = prune_in_process(model, tokens, RECIPE, aggregate=aggregate)
+    assert_same(tmp_path / "server", expected.report.masks)
+
+
 def test_a_task_survives_its_way_as_json(tiny_folder: Path) -> None:
     for privacy in (None, Privacy(4.0, 1e-6)):
-        task = remote.Task(str(tiny_folder), RECIPE, 2, True, privacy)
+        how = {} if privacy else {"aggregate": "votes"}
+        task = remote.Task(str(tiny_folder), RECIPE, 2, True, privacy, **how)
         assert remote.Task.from_json(task.to_json()) == task
     with pytest.raises(SympruneError, match="no pruning task"):
         remote.Task.from_json("{}")
@@ -176,6 +243,23 @@ def test_on_flowers_grid_the_masks_are_the_central_ones(
     config = {"folder": str(tmp_path), "job": task.to_json(), "clients": 2}
     grid.run(apps.server_app(apps.prune), config)
     assert_same(tmp_path / "server", central)
+
+
+@needs_flower
+def test_on_flowers_grid_updated_weights_are_the_central_ones(
+    tiny_folder: Path, tmp_path: Path, settings: Any
+) -> None:
+    from loopback import Loopback
+
+    from symprune.fed.flower import apps
+
+    for own in settings:
+        own["gram"] = True
+    grid: Any = Loopback(apps.client_app(remote.answer), tmp_path, 2, settings)
+    task = remote.Task(str(tiny_folder), UPDATE, 2)
+    config = {"folder": str(tmp_path), "job": task.to_json(), "clients": 2}
+    grid.run(apps.server_app(apps.prune), config)
+    assert_same_weights(tmp_path / "server", tiny_folder, settings)
 
 
 @needs_ray

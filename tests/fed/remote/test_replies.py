@@ -14,8 +14,9 @@ from symprune.errors import SympruneError
 from symprune.fed.protocol import Like, State
 from symprune.fed.remote.replies import deliveries, largest, open_reply
 from symprune.fed.remote.server import Outcome, serve
+from symprune.fed.wire.bits import varints
 from symprune.fed.wire.envelope import Letter, unpack
-from symprune.fed.wire.payload import _varints, decode_message, encode_message
+from symprune.fed.wire.payload import decode_message, encode_message
 
 D = 650  # parameters of softmax regression on digits
 Forge = Callable[[bytes], bytes]
@@ -47,7 +48,7 @@ def not_finite(reply: bytes) -> bytes:
 
 def bomb(values: int) -> bytes:
     """A few bytes that claim to be a vector of so many zeros, in index form."""
-    return b"\x01\x01w" + bytes([0 | 1 << 4]) + _varints(1, values, 0)
+    return b"\x01\x01w" + bytes([0 | 1 << 4]) + varints(1, values, 0)
 
 
 FORGED: dict[str, tuple[Forge, str]] = {

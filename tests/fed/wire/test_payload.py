@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from symprune.errors import SympruneError
 from symprune.fed.compressors import QSGD, Natural, RandK, TopK
+from symprune.fed.wire.bits import varints
 from symprune.fed.wire.payload import (
     DENSE,
     DTYPES,
     INDEXED,
     MASKED,
-    _varints,
     decode,
     decode_message,
     encode,
@@ -146,7 +146,7 @@ def test_a_damaged_payload_never_crashes(seed: int, place: int, byte: int) -> No
 
 def head(dtype: torch.dtype, form: int, *numbers: int, coded: bool = False) -> bytes:
     """How a payload begins."""
-    return bytes([DTYPES.index(dtype) | form << 4 | coded << 6]) + _varints(*numbers)
+    return bytes([DTYPES.index(dtype) | form << 4 | coded << 6]) + varints(*numbers)
 
 
 def test_fields_of_a_message_share_one_limit() -> None:
@@ -164,7 +164,7 @@ def test_a_payload_has_no_more_dimensions_than_any_tensor_here() -> None:
 
 def test_a_table_is_no_longer_than_one_that_is_ever_written() -> None:
     long = 1 << 13
-    data = head(torch.uint8, DENSE, 1, 1, coded=True) + _varints(long) + bytes(long + 2)
+    data = head(torch.uint8, DENSE, 1, 1, coded=True) + varints(long) + bytes(long + 2)
     with pytest.raises(SympruneError, match=f"table claims {long} entries"):
         decode(data)
 
@@ -187,7 +187,7 @@ def test_every_form_refuses_values_that_are_not_finite() -> None:
         head(torch.float32, DENSE, 1, 1),
         head(torch.float32, INDEXED, 1, 4, 1) + bytes([2]),
         head(torch.float32, MASKED, 1, 4) + bytes([2]),
-        head(torch.float32, DENSE, 1, 3, coded=True) + _varints(1),
+        head(torch.float32, DENSE, 1, 3, coded=True) + varints(1),
     ):
         with pytest.raises(SympruneError, match="not finite"):
             decode(start + nan)

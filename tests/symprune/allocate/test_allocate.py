@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from symprune import Recipe, prune
+from symprune.allocate.atp import atp
 from symprune.allocate.budget import Layer
 from symprune.allocate.by_error import by_error, sum_lowest
+from symprune.allocate.lsa import half_error, lsa
 from symprune.allocate.owl import owl
-from symprune.engine import allocation, reduce
+from symprune.engine import reduce
+from symprune.engine.allocation import divide
 from symprune.errors import SympruneError
 from symprune.models.layout import find_layout
 from symprune.stats import Needs
@@ -96,6 +99,74 @@ def test_equal_outliers_mean_equal_shares() -> None:
     assert counts == {"a": 400, "b": 400}
 
 
+def part(name: str, block: int, which: str, error: float, rows: int = 8) -> Layer:
+    return Layer(name, block, rows, 100, rows * 50, part=which, error=error)
+
+
+def test_a_part_with_a_higher_error_gives_more_and_its_matrices_are_alike() -> None:
+    layers = [
+        part("q", 0, "attn", 1.0), part("o", 0, "attn", 3.0), part("up", 0, "mlp", 6.0),
+        part("q2", 1, "attn", 4.0), part("o2", 1, "attn", 4.0), part("up2", 1, "mlp", 2.0),
+    ]  # fmt: skip
+    counts = lsa(layers, 0.5, 0.08)
+    assert sum(counts.values()) == 2400
+    for alike in (("q", "o", "up2"), ("q2", "o2")):  # but for the roundings
+        own = [counts[name] for name in alike]
+        assert max(own) - min(own) <= 1
+    assert counts["q"] < counts["q2"] < counts["up"]
+    assert (counts["up"] - counts["q"]) / 800 == pytest.approx(0.16, abs=2 / 800)
+    turned = lsa(layers, 0.5, -0.08)
+    assert turned["q"] > turned["q2"] > turned["up"] and sum(turned.values()) == 2400
+
+
+def test_the_error_without_half_of_the_weights_is_that_of_a_sort() -> None:
+    score = torch.rand(5, 31, generator=torch.Generator().manual_seed(0))
+    lowest = score.sort(dim=1).values[:, :15]
+    assert half_error(score) == pytest.approx(float(lowest.double().square().sum()), rel=1e-6)
+
+
+def test_sparsities_rise_by_the_same_step_from_block_to_block() -> None:
+    layers = [part(f"{block} {n}", block, "mlp", 0.0) for block in range(5) for n in range(2)]
+    counts = atp(layers, 0.5, 0.1)
+    assert [counts[f"{block} 1"] for block in range(5)] == [320, 360, 400, 440, 480]
+    assert counts == {f"{block} {n}": 320 + 40 * block for block in range(5) for n in range(2)}
+    assert list(atp(layers, 0.5, -0.1).values()) == list(counts.values())[::-1]
+
+
+@pytest.mark.parametrize(("sparsity", "lowest", "highest"), [(0.3, 0.0, 0.6), (0.8, 0.6, 1.0)])
+def test_no_block_is_asked_for_more_than_it_has_and_the_steps_stay_equal(
+    sparsity: float, lowest: float, highest: float
+) -> None:
+    layers = [Layer(str(n), n, 10, 100, int(1000 * sparsity)) for n in range(5)]
+    shares = [count / 1000 for count in atp(layers, sparsity, 0.9).values()]
+    steps = [after - before for before, after in itertools.pairwise(shares)]
+    assert shares[0] == pytest.approx(lowest) and shares[-1] == pytest.approx(highest)
+    assert steps == pytest.approx([(highest - lowest) / 4] * 4)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 50), st.floats(0, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.floats(0, 0.95),
+    st.floats(-0.99, 0.99),
+)
+def test_any_sizes_lose_the_total_by_every_rule(
+    sizes: list[tuple[int, int, int, float]], sparsity: float, spread: float
+) -> None:
+    layers = [
+        Layer(str(n), block, rows, columns, int(rows * columns * sparsity),
+              part="attn" if n % 2 else "mlp", error=error)
+        for n, (block, rows, columns, error) in enumerate(sizes)
+    ]  # fmt: skip
+    for rule in (lsa, atp):
+        counts = rule(layers, sparsity, spread)
+        assert sum(counts.values()) == sum(each.removed for each in layers)
+        assert all(0 <= counts[each.name] <= each.size for each in layers)
+
+
 def test_the_budget_goes_where_it_costs_least() -> None:
     """Against every other division in the same steps."""
     layers = [layer("a", 0, price=1), layer("b", 0, price=3), layer("c", 1, price=9)]
@@ -117,7 +188,7 @@ def test_sums_of_the_lowest_are_those_of_a_sort() -> None:
         assert sum_lowest(values, [count]) == [float(ordered[:, :count].sum())]
 
 
-@pytest.mark.parametrize("name", ["owl", "error"])
+@pytest.mark.parametrize("name", ["owl", "lsa", "atp", "error"])
 @pytest.mark.parametrize("group", ["row", "layer"])
 @pytest.mark.parametrize("step", [{}, {"refine": "swap", "update": "lsq"}, {"refine": "dsnot"}])
 def test_a_model_loses_exactly_what_equal_shares_take(
@@ -139,12 +210,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
         asked.append(arguments[4])
         return collect(*arguments, **named)
 
-    for module in (allocation, reduce):
+    for module in (divide, reduce):
         monkeypatch.setattr(module, "collect", watched)
     return asked
 
 
-@pytest.mark.parametrize("name", ["owl", "error"])
+@pytest.mark.parametrize("name", ["owl", "lsa", "error"])
 def test_outputs_are_measured_only_for_the_rule_that_looks_at_them(
     name: str, asked: list[Needs]
 ) -> None:
@@ -161,12 +232,31 @@ def test_the_walk_collects_nothing_for_a_criterion_without_statistics(asked: lis
     assert report.seconds["allocate"] > 0 and "collect" not in report.seconds
 
 
-def test_allocation_has_nothing_to_say_about_a_pattern() -> None:
+def test_a_progression_over_depth_needs_no_forward_and_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = families.model()
+    monkeypatch.setattr(type(model), "forward", None)
+    for block in find_layout(model).blocks:
+        monkeypatch.setattr(type(block), "forward", None)
+    report = prune(model, None, Recipe(method="magnitude", allocate="atp"))
+    assert report.removed == report.prunable // 2
+    assert len({entry.sparsity for entry in report.layers}) > 1
+
+
+@pytest.mark.parametrize("name", ["owl", "lsa", "atp", "error"])
+def test_allocation_has_nothing_to_say_about_a_pattern(name: str) -> None:
     with pytest.raises(SympruneError, match="leave out the allocation"):
-        Recipe(pattern="2:4", allocate="owl")
-    with pytest.raises(SympruneError, match="spread"):
-        Recipe(allocate={"name": "error", "spread": 1.5})
+        Recipe(pattern="2:4", allocate=name)
+    for spread in (1.5, 0.0, -0.1):
+        with pytest.raises(SympruneError, match="spread must lie between 0 and 1"):
+            Recipe(allocate={"name": name, "spread": spread})
+
+
+def test_uniform_is_no_allocation_and_an_unknown_one_is_refused() -> None:
     assert Recipe(allocate="uniform").allocate is None
+    with pytest.raises(SympruneError, match="choose owl, lsa, atp, error, search"):
+        Recipe(allocate="best")
 
 
 def test_the_budget_goes_where_a_weight_costs_least_not_a_step() -> None:

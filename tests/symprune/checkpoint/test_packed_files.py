@@ -10,6 +10,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from stopping import Killed, die_after
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -38,8 +39,8 @@ def make_dense(folder: Path, family: str = "llama") -> Path:
     return folder
 
 
-def prune(dense: Path, output: Path, chosen: Recipe) -> dict[str, Any]:
-    job = pruning.Job(str(dense), chosen, output, eval_data=__file__, eval_windows=2)
+def prune(dense: Path, output: Path, chosen: Recipe, **options: Any) -> dict[str, Any]:
+    job = pruning.Job(str(dense), chosen, output, eval_data=__file__, eval_windows=2, **options)
     return pruning.prune(job)
 
 
@@ -118,22 +119,36 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     dense = make_dense(tmp_path / "dense")
     prune(dense, tmp_path / "whole", recipe())
     monkeypatch.setattr(resume.HiddenStates, "due", lambda _: states_kept)
-    finish = StreamedBlocks.finish
-
-    class Killed(BaseException):
-        pass
-
-    def then_die(self: StreamedBlocks, index: int, *rest: Any) -> None:
-        finish(self, index, *rest)
-        if index == block:
-            raise Killed
-
     with monkeypatch.context() as patch:
-        patch.setattr(StreamedBlocks, "finish", then_die)
+        die_after(block, patch)
         with pytest.raises(Killed):
             prune(dense, tmp_path / "out", recipe())
     assert not (tmp_path / "out").exists()
     prune(dense, tmp_path / "out", recipe())
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_norms_with_more_digits_than_the_weights_are_rounded_again_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finished blocks are run again with their values as they were computed with, not rounded to
+    the checkpoint's type, but with everything else in that type."""
+    dense = tmp_path / "dense"
+    model = families.model("llama").to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data = 1 + torch.rand(parameter.shape, generator=generator) / 2
+    model.save_pretrained(dense)
+    families.tokenizer().save_pretrained(dense)
+    exactly = {"compute_dtype": "float32"}  # where a CPU has instructions for bfloat16 too
+    prune(dense, tmp_path / "whole", recipe(), **exactly)
+    monkeypatch.setattr(resume.HiddenStates, "due", lambda _: False)
+    with monkeypatch.context() as patch:
+        die_after(0, patch)
+        with pytest.raises(Killed):
+            prune(dense, tmp_path / "out", recipe(), **exactly)
+    prune(dense, tmp_path / "out", recipe(), **exactly)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 

@@ -157,6 +157,30 @@ def test_refine_starts_from_saved_masks(tiny_folder: Path, pruned: Path, tmp_pat
     assert sum(layer["exchanged"] for layer in record["layers"]) > 0
 
 
+def test_a_permuted_checkpoint_is_plain_and_keeps_its_pattern(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    prune = ("prune", "--model", tiny_folder, "--pattern", "2:4", "--permute", "heads,mlp")
+    shown = symprune(*prune, "--output", tmp_path / "out", *SMALL)
+    assert "2:4 with mlp and heads permuted" in " ".join(shown.split())
+    record = json.loads((tmp_path / "out" / "symprune.json").read_text())
+    assert record["recipe"]["permute"] == "mlp,heads"
+    assert any("matrices were permuted: the retained score rose" in n for n in record["notes"])
+    masks = MaskSet.load(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name in masks:
+        weight = model.get_parameter(name)
+        assert (weight.reshape(-1, 4).ne(0).sum(1) == 2).all() and not weight[~masks[name]].any()
+    refused = ("refine", "--model", tiny_folder, "--masks", tmp_path / "out")
+    with pytest.raises(SympruneError, match="Masks made with --permute fit the weights beside"):
+        symprune(*refused, "--output", tmp_path / "refined", *SMALL)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("pattern: '2:4'\npermute: [mlp, residual]\n")
+    plain = ("prune", "--model", tiny_folder, "--recipe", recipe, "--permute", "none", "--no-eval")
+    symprune(*plain, "--output", tmp_path / "plain", *SMALL)
+    assert "permute" not in json.loads((tmp_path / "plain" / "symprune.json").read_text())["recipe"]
+
+
 @pytest.mark.parametrize("update", ["lsq", "sparsegpt", "admm", "alps", None])
 def test_refining_starts_from_masks_however_they_were_reached(
     tiny_folder: Path, tmp_path: Path, update: str | None

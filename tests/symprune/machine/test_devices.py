@@ -51,6 +51,9 @@ STEPS: dict[str, dict[str, Any]] = {
     "values alone": {"values": "int8", "sparsity": 0, "values_head": "int8"},
     "owl": {"allocate": "owl"},
     "error": {"allocate": "error"},
+    "lsa": {"allocate": "lsa"},
+    "atp": {"allocate": "atp"},
+    "search": {"allocate": {"name": "search", "windows": 2}},
     "token limit": {"token_limit": 2.0},
 }
 FROM_MASKS = (
@@ -175,12 +178,16 @@ def test_a_streamed_model_is_pruned_into_the_same_files(
         assert mine["pruned"] == pytest.approx(theirs["pruned"], rel=1e-5)
 
 
-@pytest.mark.parametrize("way", ["plain", "secure", "private"])
+@pytest.mark.parametrize("way", ["plain", "secure", "private", "grams", "votes", "average"])
 def test_federated_pruning_decides_what_it_decides_on_the_cpu(way: str, family: str) -> None:
-    options: dict[str, Any] = {"secure": way == "secure", "noise_seed": 0}
+    options: dict[str, Any] = {"secure": way in ("secure", "average"), "noise_seed": 0}
     if way == "private":
         options |= {"privacy": fed.Privacy(8.0), "reference": families.tokens(2, 8, seed=2)}
     recipe = Recipe(method="symwanda", refine=DSNOT)
+    if way in ("grams", "average"):
+        recipe = Recipe(method="wanda", update="lsq")
+    if way in ("votes", "average"):
+        options["aggregate"] = way
     clients, model = list(families.tokens(4, 8).split(2)), small(family, blocks=2)
     with PretendDevice() as device:
         copy = device.take(model)

@@ -101,6 +101,23 @@ def test_two_processes_watch_one_held_out_sample_and_share_the_look_at_the_dense
     assert_same_files(tmp_path / "one", tmp_path / "two")
 
 
+def test_two_processes_share_three_windows_and_choose_the_same_allocation(tmp_path: Path) -> None:
+    families.model().save_pretrained(tmp_path / "dense")
+    families.tokenizer().save_pretrained(tmp_path / "dense")
+    recipe = Recipe(
+        method="wanda", allocate={"name": "search", "windows": 3}, calibration=__file__,
+        nsamples=5, seqlen=32,
+    )  # fmt: skip
+    recipe.save(tmp_path / "recipe.yaml")
+    settings = ("--recipe", tmp_path / "recipe.yaml", "--no-eval", "--device", "cpu")
+    done = launch("prune", "--model", tmp_path / "dense", *settings, "-o", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    one = pruning.Job(str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", False)
+    record = pruning.prune(one)
+    assert record["allocation"]["windows"] == 3 and len(record["allocation"]["divergence"]) > 4
+    assert_same_files(tmp_path / "one", tmp_path / "two")
+
+
 @pytest.mark.parametrize(("family", "count"), [("smollm", 3), ("mixtral", 2)])
 def test_processes_make_the_files_of_one_where_gram_matrices_decide(
     family: str, count: int, tmp_path: Path

@@ -107,8 +107,13 @@ def test_sparsegpt_looks_once_whatever_the_number_of_blocks(pattern: Pattern | N
 
 
 def test_an_allocation_asks_once_for_each_matrix() -> None:
-    for name in ("owl", "error"):
+    for name in ("owl", "lsa", "atp", "error"):
         assert waits(Recipe(method="wanda", allocate=name)) <= 3
+
+
+def test_the_host_does_not_wait_for_a_candidate_that_is_tried() -> None:
+    """Two answers about each matrix, and the divergences all at once."""
+    assert waits(Recipe(method="wanda", allocate="search")) <= 5
 
 
 # What avoids waiting decides the same

@@ -171,7 +171,8 @@ def collected(model: Any, tokens: Tensor) -> dict[str, Tensor]:
         for index, block in enumerate(layout.blocks):
             matrices = [m for m in layout.matrices(index) if m.piece is None]
             needs = Needs(frozenset({SQUARE}))
-            measured = collect(activations, index, block, matrices, needs, advance=True)
+            take = activations.replace
+            measured = collect(activations, index, block, matrices, needs, take=take)
             found |= {name: stats.norm for name, stats in measured.inputs.items()}
     return found
 

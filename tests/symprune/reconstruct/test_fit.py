@@ -80,9 +80,9 @@ def test_a_fit_that_brings_nothing_ends_early() -> None:
     passed: list[int] = []
     found = fit(
         {"weight": weights}, problem(inputs, dense), FITTING, WATCHING,
-        replace(OPTIONS, epochs=50), torch.Generator().manual_seed(0), passed.append,
+        replace(OPTIONS, epochs=8), torch.Generator().manual_seed(0), passed.append,
     )  # fmt: skip
-    assert found.epochs == 2 and len(passed) == 2 * len(FITTING)
+    assert found.epochs == 6 and len(passed) == 6 * len(FITTING)
     assert found.before == found.after == 0 and torch.equal(weights.written(), dense)
 
 

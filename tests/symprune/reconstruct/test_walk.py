@@ -160,8 +160,10 @@ def test_a_device_gives_what_main_memory_does(family: str, values: str | None) -
         report = symprune.prune(there, tokens.to(DEVICE), recipe, held_out=held_out, batch_size=1)
         for name, weight in weights_of(here).items():
             found = dict(there.named_parameters())[name].detach().cpu()
-            # A gradient's products are other ones there: the last bit of a weight may differ.
-            torch.testing.assert_close(found, weight, rtol=0, atol=1e-6, msg=name)
+            # A gradient's products are other ones there, and Adam divides each by its own size:
+            # what rounding makes of one that is nearly zero is part of a step, here a tenth of it.
+            step = 0.01 * float(weight[weight != 0].square().mean().sqrt())
+            torch.testing.assert_close(found, weight, rtol=0, atol=step / 10, msg=name)
         assert all(value.codes.device.type == "cpu" for value in report.values.values())
 
 
@@ -279,7 +281,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_federated_pruning_says_that_it_sends_no_weights() -> None:
-    with pytest.raises(SympruneError, match="--reconstruct trains weights"):
+    with pytest.raises(SympruneError, match="--reconstruct trains on what passes a block"):
         fed.prune(families.model(), [families.tokens(), families.tokens(seed=1)], FITTED)
 
 

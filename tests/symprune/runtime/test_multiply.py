@@ -6,6 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,56 @@ def test_inputs_need_not_be_contiguous(level: str) -> None:
     assert torch.allclose(found, runtime.multiply(blob, x.contiguous()), atol=1e-5)
     assert runtime.multiply(blob, x[:0]).shape == (0, 9)
     assert runtime.multiply(blob, x[0]).shape == (9,)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
+def test_matrices_that_share_an_input_give_what_each_gives_alone(level: str, kind: str) -> None:
+    """Inputs are made ready once for all of them: for one kind, one type, one number of tokens."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(9, 200, kind), (17, 200, kind), (9, 200, "int3"), (9, 100, kind), (5, 200, kind)]
+    matrices = [random_matrix(*shape, 0.5, seed)[0] for seed, shape in enumerate(shapes)]
+    inputs = [torch.randn(tokens, 200, generator=generator) for tokens in (1, 4)]
+    inputs += [x.bfloat16() for x in inputs]
+
+    def products(apart: bool) -> Iterator[Tensor]:
+        for x in inputs:
+            for blob, (_, columns, _) in zip(matrices, shapes, strict=True):
+                if apart:
+                    runtime.multiply(matrices[3], torch.randn(1, 100))
+                yield runtime.multiply(blob, x.view(-1, columns))
+
+    assert all(map(torch.equal, products(apart=False), products(apart=True)))
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_an_input_that_was_changed_in_place_is_noticed(level: str, kind: str) -> None:
+    """However it was changed: not every way is counted by torch."""
+    blob, weight = random_matrix(9, 200, kind, 0.5)
+    x = torch.randn(1, 200, generator=torch.Generator().manual_seed(8))
+
+    def change_in_inference_mode() -> None:
+        with torch.inference_mode():
+            x.mul_(-3)
+
+    for change in (
+        lambda: x.add_(1),
+        lambda: x.data.mul_(-2),
+        lambda: x.numpy().__setitem__((0, 199), 7.5),
+        change_in_inference_mode,
+    ):
+        runtime.multiply(blob, x)
+        change()
+        assert_close(runtime.multiply(blob, x), x, weight, kind, level)
+
+
+def test_threads_of_python_do_not_meet_each_others_inputs(level: str) -> None:
+    blob, _ = random_matrix(64, 512, "int8", 0.5)
+    inputs = torch.randn(4, 50, 1, 512, generator=torch.Generator().manual_seed(9))
+    alone = [[runtime.multiply(blob, x) for x in own] for own in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda own: [runtime.multiply(blob, x) for x in own], inputs)
+    for first, second in zip(alone, found, strict=True):
+        assert all(map(torch.equal, first, second))
 
 
 def test_gradients_reach_the_input(level: str) -> None:

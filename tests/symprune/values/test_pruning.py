@@ -71,7 +71,8 @@ def test_a_mask_is_the_criterions_own() -> None:
 
 
 def test_with_nothing_removed_there_is_no_mask_and_no_criterion() -> None:
-    recipe = Recipe.named("best").with_changes(sparsity=0, values="int4")
+    recipe = Recipe.named("mask-only").with_changes(update="lsq", token_limit=None)
+    recipe = recipe.with_changes(sparsity=0, values="int4")
     assert recipe.refine is recipe.update is recipe.allocate is None
     assert recipe.describe() == "all weights kept, int4 values by descent"
     assert decide.needs(recipe).inputs == {GRAM} and not decide.needs(recipe).outputs
@@ -155,8 +156,8 @@ def test_statistics_of_two_halves_decide_what_those_of_the_whole_decide() -> Non
 
 
 @pytest.mark.parametrize("options", [{"values": "int4"}, {"values_head": "int8"}])
-def test_federated_pruning_says_that_it_sends_no_weights(options: dict[str, Any]) -> None:
-    with pytest.raises(SympruneError, match="changes weights, which federated pruning does not"):
+def test_federated_pruning_says_that_it_decides_no_values(options: dict[str, Any]) -> None:
+    with pytest.raises(SympruneError, match="is not decided federatedly"):
         fed.prune(families.model(), [families.tokens()], Recipe(**options))
 
 

@@ -85,11 +85,11 @@ def test_with_all_layers_and_no_pruning_it_is_local_sgd(problem: Problem) -> Non
 def test_a_reply_is_exactly_the_clients_own_layers(problem: Problem, rule: str) -> None:
     algorithm = prepared(problem, layers=rule, lr=0.0)
     server, parcel = first_reply(algorithm, problem)
-    shapes = problem.layout.shapes
+    layout = problem.layout
     assert bool(server["owned"][:, -1].all())
     for row in range(N):
         fields = decode_message(parcel.encode(row))
-        mine = by_weight(server["owned"][row : row + 1], shapes)[0]
+        mine = by_weight(server["owned"][row : row + 1], layout)[0]
         assert list(fields) == ["layers"]
         assert torch.equal(fields["layers"], server["x"][mine])
 
@@ -97,7 +97,7 @@ def test_a_reply_is_exactly_the_clients_own_layers(problem: Problem, rule: str) 
 def test_nothing_of_another_layer_hides_in_the_reply(problem: Problem) -> None:
     algorithm = prepared(problem, layers="lowerb")
     server, parcel = first_reply(algorithm, problem)
-    sizes = torch.tensor(layer_sizes(problem.layout.shapes))
+    sizes = torch.tensor(layer_sizes(problem.layout))
     for row in range(N):
         values = decode_message(parcel.encode(row))["layers"]
         assert values.numel() == int((sizes * server["owned"][row]).sum())
@@ -145,7 +145,7 @@ def test_removed_weights_are_zero_during_local_training_and_kept_ones_are_not_re
 def test_the_kept_share_is_exact_in_every_pruned_weight(problem: Problem) -> None:
     shapes = problem.layout.shapes
     owned = assign("lowerb", 4, stream())
-    mask = prune_mask("random", 0.9, shapes, owned, stream())
+    mask = prune_mask("random", 0.9, problem.layout, owned, stream())
     numbers = layer_numbers(shapes)
     for i, part in enumerate(problem.layout.split(mask).values()):
         size = math.prod(shapes[i])
@@ -203,22 +203,22 @@ def test_layer_weights_add_up_to_one_and_attention_contains_the_others() -> None
 
 
 def test_the_names_of_the_aggregations_are_these_weights(problem: Problem) -> None:
-    shapes = problem.layout.shapes
+    layout = problem.layout
     owned = torch.tensor([[1, 0, 0, 1], [1, 1, 0, 1], [0, 1, 0, 1]]).bool()
     update = torch.zeros(3, problem.dimension)
-    simple = aggregation_weights("simple", owned, update, shapes, 1.0)
+    simple = aggregation_weights("simple", owned, update, layout, 1.0)
     assert simple[:, 3].tolist() == pytest.approx([1 / 3] * 3)
-    weighted = aggregation_weights("weighted", owned, update, shapes, 1.0)
+    weighted = aggregation_weights("weighted", owned, update, layout, 1.0)
     assert weighted[:, 3].tolist() == pytest.approx([2 / 7, 3 / 7, 2 / 7])
     assert weighted[:, 2].tolist() == [0, 0, 0]
 
 
 def test_attention_listens_more_to_small_updates(problem: Problem) -> None:
-    shapes, owned = problem.layout.shapes, torch.ones(2, 4, dtype=torch.bool)
+    layout, owned = problem.layout, torch.ones(2, 4, dtype=torch.bool)
     update = torch.ones(2, problem.dimension) * torch.tensor([[0.01], [0.1]])
-    alpha = aggregation_weights("attention", owned, update, shapes, 1.0)
+    alpha = aggregation_weights("attention", owned, update, layout, 1.0)
     assert bool((alpha[0] > alpha[1]).all())
-    cold = aggregation_weights("attention", owned, update, shapes, 1e6)
+    cold = aggregation_weights("attention", owned, update, layout, 1e6)
     assert torch.allclose(cold, torch.full((2, 4), 0.5).double(), atol=1e-5)
 
 
@@ -257,8 +257,7 @@ def test_traffic_gives_the_percentages_of_the_thesis(data: str) -> None:
 
 def test_the_networks_have_the_layers_the_traffic_counts() -> None:
     module = network("cnn")((3, 32, 32), 10)
-    shapes = Module(lambda: module).layout.shapes
-    sizes = layer_sizes(shapes)
+    sizes = layer_sizes(Module(lambda: module).layout)
     assert sizes[:2] == [4864, 102464]
     assert [s - b for s, b in zip(sizes[2:], (1024, 1024, 10), strict=True)] == [
         1638400,
@@ -266,7 +265,7 @@ def test_the_networks_have_the_layers_the_traffic_counts() -> None:
         10240,
     ]
     resnet = Module(lambda: network("resnet18")((3, 32, 32), 10)).layout
-    assert sum(layer_sizes(resnet.shapes)) == resnet.dimension
+    assert sum(layer_sizes(resnet)) == resnet.dimension
 
 
 @pytest.mark.parametrize("prune", ["random", "magnitude"])
@@ -276,7 +275,7 @@ def test_the_ledger_counts_what_the_formula_says(problem: Problem, prune: str) -
     weights = [math.prod(s) for s in shapes if len(s) > 1]
     biases = sum(math.prod(s) for s in shapes if len(s) == 1)
     down, _ = traffic(weights, owned, 0.5)
-    _, up = traffic(layer_sizes(shapes), owned, 0.5)
+    _, up = traffic(layer_sizes(problem.layout), owned, 0.5)
     assert torch.equal(result.ledger.up_bits.double(), 2 * 32 * up)
     assert torch.allclose(result.ledger.down_bits.double(), 2 * 32 * (down + biases), atol=2 * 96)
 

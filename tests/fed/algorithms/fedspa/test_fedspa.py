@@ -21,7 +21,8 @@ from symprune.fed.algorithms.shared.layer_masks import (
     prune_and_regrow,
 )
 from symprune.fed.problems.flops import layer_macs, training_flops
-from symprune.fed.problems.losses import FlatLayout, Module
+from symprune.fed.problems.layout import FlatLayout
+from symprune.fed.problems.losses import Module
 from symprune.fed.problems.networks import network
 from symprune.fed.problems.problem import Problem
 from symprune.fed.problems.synthetic import gaussian_classes

@@ -23,6 +23,7 @@ from symprune.fed.algorithms.fedsparse.gates import (
     threshold_slope,
 )
 from symprune.fed.algorithms.fedsparse.server_optimizers import ascend, moments
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.losses import Linear, Module, cross_entropy
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows
@@ -56,15 +57,16 @@ def sparse(digits: Problem) -> Result:
 def test_neurons_own_their_incoming_weights_and_bias() -> None:
     names = ("1.weight", "1.bias", "norm.weight", "3.weight", "3.bias")
     shapes = ((2, 3), (2,), (2,), (2, 2), (2,))
-    groups = weight_groups(names, shapes, "neuron")
+    layout = FlatLayout(names, shapes)
+    groups = weight_groups(layout, "neuron")
     assert groups.of.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 4, 4, 2, 2, 3, 3, 2, 3]
     assert groups.sizes.tolist() == [4, 4, 3, 3]
-    without = weight_groups(names, shapes, "neuron", ("output",))
+    without = weight_groups(layout, "neuron", ("output",))
     assert without.count == 2 and int(without.exempt.sum()) == 8
-    single = weight_groups(names, shapes, "weight", ("3",))
+    single = weight_groups(layout, "weight", ("3",))
     assert single.count == 8 and single.sizes.tolist() == [1] * 8
     with pytest.raises(SympruneError, match="head"):
-        weight_groups(names, shapes, "neuron", ("head",))
+        weight_groups(layout, "neuron", ("head",))
 
 
 def test_open_gates_without_penalties_are_fedavg_bit_for_bit(digits: Problem) -> None:

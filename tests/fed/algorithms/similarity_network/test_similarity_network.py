@@ -33,6 +33,7 @@ from symprune.fed.algorithms.similarity_network.network_lasso import (
     onto_l1_ball,
 )
 from symprune.fed.algorithms.similarity_network.personal_parts import Placement, make_placement
+from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.losses import Linear
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem, stack_rows
@@ -198,19 +199,20 @@ def test_index_maps_are_the_matrices_of_the_formula_also_when_tied() -> None:
 
 
 def test_placements_by_name() -> None:
-    softmax = make_placement(("weight",), ((3, 4),), "bias")
+    softmax = make_placement(FlatLayout(("weight",), ((3, 4),)), "bias")
     assert softmax.personal.tolist() == [-1, -1, -1, 0, -1, -1, -1, 1, -1, -1, -1, 2]
-    mlp = (("1.weight", "1.bias", "3.weight", "3.bias"), ((2, 2), (2,), (2, 2), (2,)))
-    assert make_placement(*mlp, "bias").personal_size == 2
-    assert make_placement(*mlp, "output").personal_size == 6
-    assert make_placement(*mlp, "all").additive
-    assert make_placement(*mlp, "only").shared_size == 0
-    assert make_placement(*mlp, "none").personal_size == 0
-    assert make_placement(*mlp, "3:5").personal_size == 2
+    names = ("1.weight", "1.bias", "3.weight", "3.bias")
+    mlp = FlatLayout(names, ((2, 2), (2,), (2, 2), (2,)))
+    assert make_placement(mlp, "bias").personal_size == 2
+    assert make_placement(mlp, "output").personal_size == 6
+    assert make_placement(mlp, "all").additive
+    assert make_placement(mlp, "only").shared_size == 0
+    assert make_placement(mlp, "none").personal_size == 0
+    assert make_placement(mlp, "3:5").personal_size == 2
     with pytest.raises(SympruneError, match="head"):
-        make_placement(*mlp, "head")
+        make_placement(mlp, "head")
     with pytest.raises(SympruneError, match="no biases"):
-        make_placement(("weight",), ((4,),), "bias")
+        make_placement(FlatLayout(("weight",), ((4,),)), "bias")
 
 
 def total(u: np.ndarray, g: np.ndarray, gamma: float) -> float:

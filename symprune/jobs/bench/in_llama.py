@@ -19,7 +19,7 @@ BLOCK = "blk."
 
 
 class LlamaRunner:
-    """`bench_worker.Runner` by the library's `Llama`."""
+    """`worker.Runner` by the library's `Llama`."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about

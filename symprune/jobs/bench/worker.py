@@ -76,12 +76,12 @@ class Bench:
 def load(about: dict[str, Any]) -> tuple[Runner, int]:
     """The model, and the memory held before it: Python and the libraries."""
     if about["engine"] == "llama.cpp":
-        from symprune.jobs import bench_llama
+        from symprune.jobs.bench import in_llama
 
-        return bench_llama.load(about)
-    from symprune.jobs import bench_torch
+        return in_llama.load(about)
+    from symprune.jobs.bench import in_torch
 
-    return bench_torch.load(about)
+    return in_torch.load(about)
 
 
 def serve(

@@ -24,7 +24,7 @@ def bench_process(name: str, threads: int) -> Iterator[BenchProcess]:
     """
     with tempfile.TemporaryFile(mode="w+", errors="replace") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "symprune.jobs.bench_worker"],
+            [sys.executable, "-m", "symprune.jobs.bench.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,  # Ctrl-C is for the one that shows the figures

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from symprune.checkpoint.load import load_model, local_folder
 from symprune.checkpoint.packed import weight_files
-from symprune.engine import bos
+from symprune.engine.text import bos
 from symprune.jobs.measures import bits_per_weight, check_room, measure_perplexity
 from symprune.machine import compute, memory
 from symprune.models import hub
@@ -21,7 +21,7 @@ BESIDE = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
 
 
 class TorchRunner:
-    """`bench_worker.Runner` by transformers' own `generate`, as a user calls it."""
+    """`worker.Runner` by transformers' own `generate`, as a user calls it."""
 
     def __init__(self, origin: hub.Origin, dtype: str, device: str) -> None:
         self.origin = origin

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from symprune.allocate.search import Search
 from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
-from symprune.engine import bos
-from symprune.engine.bos import Bos
+from symprune.engine.text import bos
+from symprune.engine.text.bos import Bos
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.models.hub import max_length
@@ -61,17 +62,42 @@ def check_tokens(tokens: Tensor, model: nn.Module) -> None:
 def reads_text(recipe: Recipe, needs: Needs) -> bool:
     """Whether calibration text has a say: in the masks, in how much each layer gives, or in what
     the kept weights become."""
-    return bool(needs) or recipe.allocation is not None or recipe.reconstruction is not None
+    measured = recipe.allocation is not None and recipe.allocation.needs
+    return bool(needs or measured) or recipe.reconstruction is not None
 
 
 def draw_tokens(
     tokenizer: Any, recipe: Recipe, needs: Needs, seqlen: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The recipe's calibration tokens and, for a step that fits them, others to watch it on."""
+    """The recipe's calibration tokens and, for a step that fits them, others to watch it on; the
+    last of these are those that allocations are tried on."""
     settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
-    tokens = calibration_tokens(*settings)
-    watched = needs.gram or recipe.reconstruction is not None
-    return tokens, held_out_tokens(*settings) if watched else None
+    tokens, tried = calibration_tokens(*settings), windows_to_try(recipe)
+    watched = needs.gram or recipe.reconstruction is not None or tried
+    return tokens, held_out_tokens(*settings, tried) if watched else None
+
+
+def windows_to_try(recipe: Recipe) -> int:
+    """How many windows allocations are tried on."""
+    return recipe.allocation.windows if isinstance(recipe.allocation, Search) else 0
+
+
+def take_windows(
+    recipe: Recipe, tokens: Tensor, held_out: Tensor | None
+) -> tuple[Tensor, Tensor | None, list[str]]:
+    """What allocations are tried on, the held-out tokens that watch, and what the user should know
+    of it. Where there are too few for both, all do both; where there are none, calibration tokens
+    are tried on."""
+    wanted = windows_to_try(recipe)
+    if not wanted:
+        return tokens[:0], held_out, []
+    if held_out is None:
+        windows = tokens[-wanted:]
+        note = f"Without held-out text, allocations were tried on {len(windows)} of the calibration"
+        return windows, None, [f"{note} windows."]
+    if len(held_out) <= wanted:
+        return held_out, held_out, []
+    return held_out[-wanted:], held_out[:-wanted], []
 
 
 def cap_seqlen(config: Any, seqlen: int) -> tuple[int, list[str]]:

@@ -1,6 +1,6 @@
 """Models side by side: speed, memory, size and perplexity in one run. What `symprune bench` calls.
 
-Every model lives in a process of its own (`bench_worker`) and takes its turns on command, so its
+Every model lives in a process of its own (`worker`) and takes its turns on command, so its
 memory is its own and the machine's cores serve one measurement at a time. Figures are medians over
 the rounds; a ratio is the median of the rounds' ratios, so that what slows a whole round cancels.
 """
@@ -22,7 +22,7 @@ import psutil
 from symprune import calibration
 from symprune.checkpoint.record import versions
 from symprune.errors import SympruneError
-from symprune.jobs.bench_process import bench_process
+from symprune.jobs.bench.process import bench_process
 from symprune.models import hub
 
 Tell = Callable[[str], None]

@@ -1,0 +1,79 @@
+"""How much each layer gives, by trial: a few candidates, and which of them a pruned model is best
+with. The trial itself, which runs the model, is `engine.allocation.trial`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import ClassVar
+
+from torch import Tensor
+
+from symprune.allocate.atp import atp
+from symprune.allocate.budget import Layer, equal_shares
+from symprune.allocate.lsa import LSA, lsa
+from symprune.allocate.owl import OWL, owl
+from symprune.stats import ChannelStats
+from symprune.validation import check_positive
+
+UNIFORM = "uniform"
+SPREADS = {"owl": (0.04, 0.08, 0.15), "lsa": (0.04, 0.08, 0.15), "atp": (0.04, 0.08, 0.15)}
+TURNED = 0.06
+"""How far apart the layers are where a rule is turned round."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Equal shares, OWL, LSA and ATP with three spreads each, and each of these rules turned round:
+    tried on windows that nothing else is decided on, the best is taken.
+
+    A candidate is tried by Wanda's mask on the dense model's statistics, and judged by how far the
+    predictions are from the dense model's. windows: how many are predicted.
+    """
+
+    name: ClassVar[str] = "search"
+    needs: ClassVar[frozenset[str]] = OWL.needs | LSA.needs
+    looks_at_outputs: ClassVar[bool] = False
+    windows: int = 8
+
+    def __post_init__(self) -> None:
+        check_positive(windows=self.windows)
+
+    def measure(
+        self,
+        layer: Layer,
+        weight: Tensor,
+        inputs: ChannelStats,
+        outputs: ChannelStats | None,
+        sparsity: float,
+    ) -> Layer:
+        for rule in (OWL(), LSA()):
+            layer = rule.measure(layer, weight, inputs, outputs, sparsity)
+        return layer
+
+
+def candidates(layers: list[Layer], sparsity: float) -> dict[str, dict[str, int]]:
+    """What is tried: a name and every matrix's count. Of equal ones the first stays."""
+    found = {UNIFORM: equal_shares(layers)}
+    for rule, divide in {"owl": owl, "lsa": lsa, "atp": atp}.items():
+        for spread in (*SPREADS[rule], -TURNED):
+            counts = divide(layers, sparsity, spread)
+            if counts not in found.values():
+                found[f"{rule} {spread:g}"] = counts
+    return found
+
+
+def choose(divergence: Mapping[str, Sequence[float]]) -> str:
+    """The candidate with the lowest mean over windows, among those that are better than equal
+    shares by more than the standard error of the difference; without any, equal shares."""
+    equal, best = divergence[UNIFORM], UNIFORM
+    for name, own in divergence.items():
+        gains = [before - after for before, after in zip(equal, own, strict=True)]
+        if len(gains) < 2 or not all(map(math.isfinite, gains)):
+            continue
+        clear = fmean(gains) > stdev(gains) / math.sqrt(len(gains))
+        if clear and fmean(own) < fmean(divergence[best]):
+            best = name
+    return best

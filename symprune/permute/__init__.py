@@ -1,0 +1,30 @@
+"""Scores -> an order of input channels in which N:M keeps more: what a recipe's `permute` asks for.
+
+RIA, section 4.2 (Zhang et al., ICLR 2024): channels are dealt out by importance, then exchanged
+among the groups of M. `order` is the search, `assignment` the problem it solves again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from symprune.errors import SympruneError
+from symprune.validation import check_choice
+
+MLP, HEADS, RESIDUAL = "mlp", "heads", "residual"
+PARTS = (MLP, HEADS, RESIDUAL)
+ALL = "all"
+
+
+def choose_parts(asked: str | Iterable[str] | None) -> tuple[str, ...]:
+    """What a recipe's `permute` says: nothing, `all`, or parts, as a list or with commas between
+    them. In the order of `PARTS`, each once."""
+    if asked is None:
+        return ()
+    given = asked.split(",") if isinstance(asked, str) else asked
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise SympruneError(f"permute is a list of {', '.join(PARTS)}, not {asked!r}.")
+    names = [name.strip() for name in given]
+    for name in names:
+        check_choice("permute", name, (*PARTS, ALL))
+    return tuple(part for part in PARTS if part in names or ALL in names)
