@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from symprune.scores import inverse
 
 ROWS_AT_ONCE, ROWS_AT_ONCE_ELSEWHERE = 512, 4096  # on a CPU, on an accelerator
+NARROW = 2048  # channels up to which G + R is worth a matrix of its own
 STEPS_UNSEEN = 8  # between looks at whether all rows are done; a look waits for an accelerator
 
 
@@ -56,12 +58,19 @@ class DampedGram:
     def diagonal(self) -> Tensor:
         return self.gram.diagonal() + self.added
 
+    @cached_property
+    def _whole(self) -> Tensor | None:
+        """G + R, where a pass over the rows would show beside a product with it."""
+        return self.square(slice(None)) if len(self.added) <= NARROW else None
+
     def square(self, columns: slice) -> Tensor:
         """G + R among some columns."""
         return self.gram[columns, columns] + self.added[columns].diag()
 
     def pull(self, lost: Tensor, out: Tensor | None = None) -> Tensor:
         """(G + R) d for what each row has lost: how strongly every weight is drawn upwards."""
+        if self._whole is not None:
+            return torch.mm(lost, self._whole, out=out)
         return torch.mul(lost, self.added, out=out).addmm_(lost, self.gram)
 
     def error(self, lost: Tensor) -> Tensor:
@@ -100,9 +109,8 @@ class DampedGram:
         Every weight is known to a rounding of its size, and so is a product with it. At worst the
         n channels are one and the same: then the roundings of all appear in the pull of each.
         """
-        known = torch.zeros_like(fitted[:, :1])
-        for each in (fitted, lost):
-            known += torch.mul(each, each, out=spare).mul_(self.diagonal).sum(1, keepdim=True)
+        squares = [torch.mul(each, each, out=spare) @ self.diagonal for each in (fitted, lost)]
+        known = (squares[0] + squares[1]).unsqueeze(1)
         return torch.finfo(fitted.dtype).eps * (fitted.shape[1] * known).sqrt()
 
     def _descend(
@@ -127,14 +135,14 @@ class DampedGram:
         before, pulled = room.before.copy_(fitted), room.pulled.copy_(pull)
         torch.mul(pull, scale, out=step)
         size = length = _dot(pull, step, spare)
-        enough = tolerance**2 * size
+        enough, twice = tolerance**2 * size, 2 * noise
         going = size > enough
         for number in range(iters):
             if number and number % STEPS_UNSEEN == 0 and not going.any():
                 break
             self.pull(step, out=image)
             curvature = _dot(step, image, spare)
-            going = going & (size > 2 * noise * length.sqrt()) & (curvature > rounding * length)
+            going = going & (size > twice * length.sqrt()) & (curvature > rounding * length)
             rate = torch.where(going, size / curvature, 0.0)
             fitted.addcmul_(rate, step)
             pull.addcmul_(rate, image, value=-1)
@@ -142,8 +150,9 @@ class DampedGram:
             new_size = _dot(pull, scaled, spare)
             turn = torch.where(going, new_size / size, 0.0)
             torch.addcmul(scaled, turn, step, out=step)
-            going = going & (new_size > enough)
-            size, length = new_size, new_size + turn**2 * length
+            if tolerance:
+                going = going & (new_size > enough)
+            size, length = new_size, torch.addcmul(new_size, turn * turn, length)
         # The error fell by the change times the sum of the pulls before and after it.
         changed, pulls = torch.sub(fitted, before, out=step), torch.add(pulled, pull, out=image)
         fell = _dot(changed, pulls, spare) > 0
