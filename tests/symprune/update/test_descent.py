@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from symprune import masks
+from symprune.update import damped_gram as damped_gram_module
 from symprune.update.alternating import alternate
 from symprune.update.damped_gram import STEPS_UNSEEN, DampedGram
 from symprune.update.least_squares import least_squares
@@ -144,6 +145,31 @@ def test_a_gram_that_overflows_leaves_the_weights_as_they_were() -> None:
     keep = masks.keep_by_row(weight.abs(), 0.5)
     gram = torch.full((CHANNELS, CHANNELS), 1e38)
     assert torch.equal(least_squares(weight, keep, gram, iters=50), weight * keep)
+
+
+@pytest.mark.parametrize("narrow", [0, CHANNELS])
+def test_the_pull_is_the_same_whether_the_damped_gram_is_a_matrix_of_its_own(
+    narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damped_gram_module, "NARROW", narrow)
+    damped_gram = DampedGram.from_gram(GRAMS["well conditioned"](CHANNELS, 1), 0.01, 0.1)
+    weight = normal(24, CHANNELS, seed=0)
+    whole = damped_gram.gram.double() + damped_gram.added.double().diag()
+    keep = masks.keep_by_row(weight.abs(), 0.5)
+    fitted = weight * keep
+    for lost, pull in (
+        (weight, damped_gram.pull(weight)),
+        (weight, damped_gram.pull(weight, out=torch.empty_like(weight))),
+        (weight - fitted, damped_gram.descend(weight, fitted, keep, 0)),
+    ):
+        expected = lost.double() @ whole
+        # Each number is a sum of as many products as there are channels.
+        room = (
+            CHANNELS
+            * torch.finfo(torch.float32).eps
+            * float((lost.double().abs() @ whole.abs()).max())
+        )
+        torch.testing.assert_close(pull.double(), expected, rtol=0, atol=room)
 
 
 class Looks(TorchDispatchMode):
