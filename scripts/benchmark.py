@@ -197,7 +197,7 @@ def frontier() -> None:
 
 
 def bound_of_rounds() -> None:
-    """The rounds of `best` against the products W @ G they cannot do without: one for every step,
+    """Eight rounds against the products W @ G they cannot do without: one for every step,
     one more for every round. Processor time, so that other work shows less."""
     fit = Recipe.named("best").weight_update
     assert isinstance(fit, LeastSquares)
