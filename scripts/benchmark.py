@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from symprune import criteria, masks
 from symprune.engine import forward, walk
-from symprune.engine.collect import look_at_inputs
+from symprune.engine.collect import collect
 from symprune.gram import GramSum
 from symprune.machine import compute
 from symprune.masks import Pattern
@@ -126,7 +126,9 @@ def statistics() -> None:
         with forward.ready(model):
             activations = forward.embed(layout, torch.randint(0, 512, (4, 512)))
             block, found = layout.blocks[0], layout.matrices(0)
-            seen = look_at_inputs(activations, 0, block, found).values()
+            squares = Needs(frozenset({SQUARE}))
+            first = collect(activations, 0, block, found, squares, samples=range(1))
+            seen = first.inputs.values()
             widths = [stats.channels for stats in {id(each): each for each in seen}.values()]
             inputs = [(torch.randn(1, 512, width), ChannelStats(width)) for width in widths]
 
