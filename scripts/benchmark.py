@@ -37,7 +37,7 @@ from symprune.models.layout import find_layout
 from symprune.recipe import Recipe
 from symprune.refine import dsnot
 from symprune.refine.swap import swap
-from symprune.stats import GRAM, SQUARE, ChannelStats, Needs
+from symprune.stats import GRAM, MOMENTS, SQUARE, ChannelStats, Needs
 from symprune.update import UPDATES
 from symprune.update.alternating import MaskOf, alternate
 from symprune.update.least_squares import LeastSquares, least_squares
