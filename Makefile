@@ -1,7 +1,8 @@
-# Everything runs in .venv, which the first command builds from constraints.txt.
+# Everything runs in .venv, which the first command builds from constraints.txt. Modules are compiled
+# when they are first imported: most never are, and compiling all takes longer than installing them.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 DEMO ?= out/smollm2-135m-int4
 SPARSITY ?= 0.3
 PROMPT ?= "The best way to learn a language is"

@@ -24,21 +24,37 @@ def summary(record: Mapping[str, Any]) -> Table:
     for entry in record.get("perplexity", []):
         label = f"perplexity, {entry['data']} ({entry['windows']} x {entry['seqlen']} tokens)"
         table.add_row(label, f"{entry['dense']:.2f}", f"{entry['pruned']:.2f}")
+        if apart := entry.get("divergence"):
+            table.add_row("  KL(dense || pruned), nats a token", "", f"{apart['kl']:.3f}")
+            table.add_row("  same likeliest token", "", percent(apart["agreement"]))
     if change := _change(record["layers"], *ERRORS["held-out"]):
         table.add_row("relative error of a layer, held-out tokens", "", change)
     kept = record["parameters"] - record["removed"]
-    table.add_row("non-zero weights", f"{record['parameters']:,}", f"{kept:,}")
+    dense = record["parameters"] + (record.get("experts") or {}).get("weights", 0)
+    table.add_row("non-zero weights", f"{dense:,}", f"{kept:,}")
     table.add_row("sparsity of the decoder blocks' matrices", "", percent(record["sparsity"]))
     table.add_row("sparsity of the whole model", "", percent(1 - kept / record["parameters"]))
     if "bits_per_weight" in record:
         bits = f"{record['bits_per_weight']:.2f}"
-        table.add_row("bits a weight of these matrices, masks and scales included", "", bits)
+        before = record.get("dense_bits_per_weight")
+        was = f"{before:.2f}" if before else ""
+        table.add_row("bits a weight of these matrices, masks and scales included", was, bits)
     seconds = record["seconds"]
     table.add_row("time to prune", "", f"{sum(seconds.values()):.1f} s")
     table.add_row("peak memory", "", size(record["peak_memory_bytes"]))
     if "output_bytes" in record:
         before = size(record["input_bytes"]) if "input_bytes" in record else ""
         table.add_row("size on disk", before, size(record["output_bytes"]))
+    return table
+
+
+def against(found: Mapping[str, Any]) -> Table:
+    """How far a model is from another."""
+    size = f"{found['windows']} x {found['seqlen']} tokens"
+    table = Table(title=f"Against {found['model']}, {size}", title_justify="left")
+    table.add_column("KL, nats a token", justify="right")
+    table.add_column("same likeliest token", justify="right")
+    table.add_row(f"{found['kl']:.4f}", percent(found["agreement"]))
     return table
 
 
@@ -51,6 +67,35 @@ def by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
         row = (str(len(members)), f"{weights:,}", f"{removed:,}", percent(removed / weights))
         table.add_row(kind, *row)
     return table
+
+
+def inspected_by_kind(matrices: Sequence[Mapping[str, Any]]) -> Table:
+    """What `inspect` found, per kind of matrix: the least and the most sparse one."""
+    table = _table("Per kind of matrix", "matrices", "weights", "zeros", "sparsity", "pattern")
+    for kind, members in _kinds(matrices).items():
+        zeros, weights = (sum(member[name] for member in members) for name in ("zeros", "size"))
+        found = {percent(member["sparsity"]) for member in members}
+        ends = (min(m["sparsity"] for m in members), max(m["sparsity"] for m in members))
+        sparsity = percent(ends[0]) if len(found) == 1 else " to ".join(map(percent, ends))
+        patterns = ", ".join(sorted({member["pattern"] for member in members}))
+        table.add_row(kind, str(len(members)), f"{weights:,}", f"{zeros:,}", sparsity, patterns)
+    return table
+
+
+def inspected(matrices: Sequence[Mapping[str, Any]]) -> Table:
+    """What `inspect` found, matrix by matrix."""
+    table = Table("matrix", "shape", "sparsity", "pattern")
+    for matrix in matrices:
+        shape = " x ".join(str(n) for n in matrix["shape"])
+        name = matrix["name"].removesuffix(".weight")
+        table.add_row(name, shape, percent(matrix["sparsity"]), matrix["pattern"])
+    return table
+
+
+def describe_perplexity(entry: Mapping[str, Any]) -> str:
+    """What a record says of a text: dense, pruned."""
+    where = f"{entry['data']} ({entry['windows']} x {entry['seqlen']} tokens)"
+    return f"Perplexity on {where}: {entry['dense']:.2f} dense, {entry['pruned']:.2f} pruned."
 
 
 def errors_by_kind(layers: Sequence[Mapping[str, Any]]) -> Table:
@@ -142,6 +187,29 @@ def bench(record: Mapping[str, Any]) -> Table:
         label = f"perplexity, {measured['data']} ({measured['windows']} x {measured['seqlen']})"
         table.add_row(label, *(f"{row['perplexity']['perplexity']:.2f}" for row in rows))
     return table
+
+
+def forecast(found: Mapping[str, Any]) -> Table:
+    """What a run would take, beside what there is."""
+    table = Table(title=f"{found['what']}, {found['where']}", title_justify="left")
+    table.add_column("", style="bold")
+    for name in ("takes about", "there is"):
+        table.add_column(name, justify="right")
+    steps = found["seconds_of"]
+    if steps:
+        table.add_row("time", duration(found["seconds"]), "")
+    for name, seconds in steps.items():
+        table.add_row(f"  {name}", duration(seconds), "")
+    table.add_row("memory at most", size(found["memory_bytes"]), size(found["memory_there"]))
+    table.add_row("disk", size(found["disk_bytes"]), size(found["disk_there"]))
+    return table
+
+
+def duration(seconds: float) -> str:
+    """`12 s`, `4 min` or `3.5 h`: as exact as an estimate is."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def bench_title(plan: Mapping[str, Any]) -> str:

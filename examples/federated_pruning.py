@@ -1,6 +1,6 @@
 """Prune one model with the calibration text of three clients, which never leaves them.
 
-Clients send sums per channel, added up behind pairwise masks, so that the server sees only the
+Clients send sums per channel, added up behind masks that cancel, so that the server sees only the
 total. The masks are those of pruning with all the text in one place, bit for bit.
 """
 

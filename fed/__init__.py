@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from symprune.fed.algorithms import ALGORITHMS, build, register
-    from symprune.fed.problems.datasets import Dataset, load
+    from symprune.fed.problems.datasets import Dataset, load, text_data
     from symprune.fed.problems.layout import FlatLayout
     from symprune.fed.problems.losses import (
         Linear,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         squared_error,
     )
     from symprune.fed.problems.make import make_problem
+    from symprune.fed.problems.models.causal_lm import CausalLM
+    from symprune.fed.problems.models.lora import add_lora, merge_lora
     from symprune.fed.problems.optimum import minimise
     from symprune.fed.problems.problem import Constants, Problem, Rows, stack_rows
     from symprune.fed.protocol import (
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ALGORITHMS": "algorithms",
     "Algorithm": "protocol",
+    "CausalLM": "problems.models.causal_lm",
     "Constants": "problems.problem",
     "Dataset": "problems.datasets",
     "FlatLayout": "problems.layout",
@@ -84,6 +87,7 @@ _HOME = {
     "State": "protocol",
     "Stream": "randomness",
     "Turn": "protocol",
+    "add_lora": "problems.models.lora",
     "build": "algorithms",
     "check": "protocol",
     "cross_entropy": "problems.losses",
@@ -92,6 +96,7 @@ _HOME = {
     "kept": "protocol",
     "load": "problems.datasets",
     "make_problem": "problems.make",
+    "merge_lora": "problems.models.lora",
     "minimise": "problems.optimum",
     "per_client": "protocol",
     "prune": "pruning",
@@ -99,11 +104,13 @@ _HOME = {
     "sample": "protocol",
     "squared_error": "problems.losses",
     "stack_rows": "problems.problem",
+    "text_data": "problems.datasets",
 }
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "CausalLM",
     "Constants",
     "Dataset",
     "FlatLayout",
@@ -125,6 +132,7 @@ __all__ = [
     "State",
     "Stream",
     "Turn",
+    "add_lora",
     "build",
     "check",
     "cross_entropy",
@@ -133,6 +141,7 @@ __all__ = [
     "kept",
     "load",
     "make_problem",
+    "merge_lora",
     "minimise",
     "per_client",
     "prune",
@@ -141,6 +150,7 @@ __all__ = [
     "simulate",
     "squared_error",
     "stack_rows",
+    "text_data",
 ]
 
 

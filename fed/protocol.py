@@ -14,7 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import SympruneError, check
+from symprune.fed.privacy import Release
 from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.randomness import Stream
@@ -90,6 +91,8 @@ class Algorithm:
     paper: ClassVar[str] = ""
     sends: ClassVar[str] = ""
     replies: ClassVar[tuple[str, ...]] = ()  # fields of a reply that are vectors like the model
+    averages: ClassVar[bool] = False  # the server goes by the replies' plain mean, clients do not
+    follows_replies: ClassVar[bool] = False  # so does the server; of clients see `follow`
 
     def prepare(self, constants: Constants) -> Algorithm:
         """Fill in what was left None (step sizes, ...) from the problem's constants."""
@@ -153,10 +156,19 @@ class Algorithm:
     def check_across_machines(self) -> None:
         """Raise a SympruneError if, as it was prepared, it must not leave the simulation."""
 
+    def releases(self, rows: int) -> Release | None:
+        """What one reply of a client with so many records spends of its privacy; None: the reply is
+        plain, nothing protects it."""
+        return None
+
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         """What the reply of the one client of the turn must look like."""
         model = self.model(server)
         return {name: Like(model.dtype, tuple(model.shape)) for name in self.replies}
+
+    def most_received(self, dimension: int) -> int:
+        """No broadcast to one client has more values than this."""
+        return 4 * dimension + 1024
 
     def needs_everyone(self, turn: Turn) -> bool:
         """Whether the turn makes no sense without the replies of the whole cohort."""
@@ -223,12 +235,6 @@ def sample(size: int | None, turn: Turn) -> Tensor:
     if not 1 <= size <= turn.n:
         raise SympruneError(f"Cannot choose {size} of {turn.n} clients.")
     return turn.shared("cohort").permutation(turn.n)[0, :size].sort().values
-
-
-def check(condition: bool, sentence: str) -> None:
-    """Raise the sentence as a SympruneError unless the condition holds."""
-    if not condition:
-        raise SympruneError(sentence)
 
 
 def check_options(algorithm: Algorithm) -> None:

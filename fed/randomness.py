@@ -8,6 +8,7 @@ needs no saved generator, and drawing for many clients is a few array operations
 from __future__ import annotations
 
 import math
+import os
 import zlib
 
 import numpy as np
@@ -44,7 +45,9 @@ class Stream:
         cls, seed: int, round_number: int, purpose: str, clients: Tensor | None = None
     ) -> Stream:
         """The stream of these clients (one row each), or of the server when there are none."""
-        who = np.zeros(1, np.uint64) if clients is None else clients.numpy().astype(np.uint64) + 1
+        who = np.zeros(1, np.uint64)
+        if clients is not None:
+            who = clients.cpu().numpy().astype(np.uint64) + 1
         key = _mix(np.array([seed & (2**64 - 1)], np.uint64) + GOLDEN)
         for part in ([round_number], [zlib.crc32(purpose.encode())], who):
             key = _mix(key ^ (np.asarray(part, np.uint64) * GOLDEN + np.uint64(1)))
@@ -61,9 +64,17 @@ class Stream:
         self.count += size
         return _mix(self.key[:, None] + counter * GOLDEN).reshape(self.rows, *shape)
 
+    def by_row(self) -> list[Stream]:
+        """A stream for each row alone, which draws what the row would have drawn."""
+        alone = [Stream(self.key[row : row + 1]) for row in range(self.rows)]
+        for stream in alone:
+            stream.count = self.count
+        return alone
+
     def uniform(self, *shape: int) -> Tensor:
         """float64 in [0, 1), `[rows, *shape]`."""
-        return torch.from_numpy((self.bits(*shape) >> np.uint64(11)) * 2.0**-53)
+        drawn = torch.from_numpy((self.bits(*shape) >> np.uint64(11)) * 2.0**-53)
+        return drawn.to(torch.get_default_device())
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal float64 `[rows, *shape]`, from the inverse error function."""
@@ -80,6 +91,20 @@ class Stream:
     def generator(self) -> torch.Generator:
         """A torch generator seeded from the first row, for code that wants one."""
         return torch.Generator().manual_seed(int(self.bits(1)[0, 0] >> np.uint64(1)))
+
+
+class SystemStream(Stream):
+    """The same from the operating system's cryptographic generator: nobody can draw it again."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(np.zeros(rows, np.uint64))
+
+    def by_row(self) -> list[Stream]:
+        return [SystemStream(1) for _ in range(self.rows)]
+
+    def bits(self, *shape: int) -> np.ndarray:
+        count = self.rows * math.prod(shape)
+        return np.frombuffer(os.urandom(8 * count), np.uint64).reshape(self.rows, *shape)
 
 
 Random = torch.Generator | Stream

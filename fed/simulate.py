@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
+from symprune.fed.devices import working_on
 from symprune.fed.problems.checks import check_problem
 from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, check_options
 from symprune.fed.randomness import check_seed
+from symprune.fed.robust import NONE, Defence, defend, read_defence
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect, merge
@@ -47,7 +48,8 @@ class Result:
     @property
     def model(self) -> Tensor:
         """The shared model, all its weights: those that masks prune are zero."""
-        return self.layout.scatter(self.algorithm.model(self.server))
+        with working_on(next(iter(self.server.values())).device):
+            return self.layout.scatter(self.algorithm.model(self.server))
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -55,7 +57,11 @@ class Result:
         return self.layout.split(self.model)
 
     def series(self, name: str) -> list[float]:
-        return [record[name] for record in self.history if name in record]
+        """A metric at every evaluation that has it."""
+        found = [record[name] for record in self.history if name in record]
+        known = ", ".join(self.history[-1])
+        check(bool(found), f"The run has no metric {name!r}; it has {known}.")
+        return found
 
     def first(self, name: str, reaches: float, falling: bool = False) -> Record | None:
         """The first record where a metric is at least (`falling`: at most) this value."""
@@ -99,12 +105,14 @@ def simulate(
     x0: Tensor | None = None,
     masks: Mapping[str, Tensor] | None = None,
     evaluate_every: int = 1,
+    gradient_norm: bool | None = None,
     optimum: Tensor | None = None,
     clients_at_once: int | None = None,
     wire: bool = False,
+    robust: str = NONE,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
-    progress: bool = False,
+    progress: Callable[[Record], None] = lambda record: None,
     threads: int = 1,
     stop: Callable[[Record], bool] | None = None,
 ) -> Result:
@@ -112,31 +120,47 @@ def simulate(
 
     seed: of everything random, the start as well unless x0 is given. x0: the model to start from.
     masks: a `MaskSet`, or names and boolean tensors; what they prune is zero from the start on, is
-    not trained and not sent. evaluate_every: turns between two records of the history. optimum: x*,
-    adds the objective gap and the distance to it. clients_at_once: size of the stacks that clients
-    are computed in; by default the whole cohort. wire: send every message through its bytes.
+    not trained and not sent. evaluate_every: turns between two records of the history; with 0
+    nothing is evaluated, and the records of the first and the last turn count bytes alone.
+    gradient_norm: whether records have `||grad f||`, which for a network costs as much as training
+    on all rows; by default they have it where the gradient is a short formula. optimum: x*, adds
+    the objective gap and the distance to it. clients_at_once: size of the stacks that clients are
+    computed in; by default the whole cohort. wire: send every message through its bytes. robust: a
+    defence against hostile replies, see `robust.py`.
     checkpoint: a file from which the run goes on if it exists, bit for bit, and to which it is
-    saved. checkpoint_every: turns between two saves. progress: show a bar. threads: for torch; with
-    more than one the bits may depend on the machine. stop: called with every record, ends the run
-    when it returns True."""
-    if rounds < 0 or evaluate_every < 1 or checkpoint_every < 1:
-        raise SympruneError("Rounds and intervals must be positive.")
+    saved. checkpoint_every: turns between two saves. progress: called with every record. threads:
+    for torch; with more than one the bits may depend on the machine. stop: called with every
+    record, ends the run when it returns True."""
+    if rounds < 0 or evaluate_every < 0:
+        raise SympruneError("Rounds and evaluate_every must not be negative.")
+    if checkpoint_every < 1:
+        raise SympruneError(f"checkpoint_every must be above 0, not {checkpoint_every}.")
     if clients_at_once is not None and clients_at_once < 1:
         raise SympruneError(f"clients_at_once must be above 0, not {clients_at_once}.")
     check_seed(seed)
     check_options(algorithm)
     check_problem(problem)
     problem = problem if masks is None else problem.masked(masks)
-    optimum = None if optimum is None else problem.layout.gather(optimum)
-    with limited_threads(threads), _bar(progress, algorithm.name, rounds) as advance:
+    optimum = None if optimum is None else problem.layout.gather(optimum.to(problem.device))
+    with (
+        limited_threads(threads),
+        working_on(problem.device),
+    ):
         algorithm = algorithm.prepare(problem.constants())
-        engine = _Engine(algorithm, problem, clients_at_once, wire)
+        defence = read_defence(robust)
+        defence.check_for(algorithm)
+        engine = _Engine(algorithm, problem, clients_at_once, wire, defence)
         state = _begin(algorithm, problem, seed, x0, checkpoint)
         ledger = Ledger(**state.ledger)
         goal = None if optimum is None else (optimum, problem.mean_value(optimum))
+        with_norm = problem.closed_form if gradient_norm is None else gradient_norm
 
         def record() -> Record:
-            numbers = _measure(algorithm, problem, state.server, state.client, goal)
+            numbers = (
+                _measure(algorithm, problem, state.server, state.client, goal, with_norm)
+                if evaluate_every
+                else {}
+            )
             state.history.append({"round": state.turn, **numbers, **ledger.totals()})
             return state.history[-1]
 
@@ -147,10 +171,10 @@ def simulate(
             state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
             state.turn += 1
             last = state.turn == rounds
-            if last or state.turn % evaluate_every == 0:
+            if last or (evaluate_every and state.turn % evaluate_every == 0):
                 entry = record()
-                advance(entry)
-                last = last or (stop is not None and stop(entry))
+                progress(entry)
+                last = (stop is not None and stop(entry)) or last
             if checkpoint is not None and (last or state.turn % checkpoint_every == 0):
                 disk.save(checkpoint, state)
             if last:
@@ -165,7 +189,7 @@ def _begin(
     start, x0 = _start(problem, seed, x0)
     run = "" if checkpoint is None else f"{algorithm!r}, {problem.fingerprint()}, seed {seed}"
     if checkpoint is not None and checkpoint.exists():
-        state = disk.load(checkpoint)
+        state = disk.load(checkpoint, problem.device)
         run_before, _, start_before = state.run.partition(START)
         other = f"Checkpoint {checkpoint} belongs to another run: {state.run}."
         check(run_before == run, other)
@@ -181,7 +205,11 @@ def _begin(
 
 def _start(problem: Problem, seed: int, x0: Tensor | None) -> tuple[str, Tensor]:
     """The point a run starts from, and a checksum that tells it from others."""
-    x0 = problem.initial(seed) if x0 is None else problem.layout.gather(x0.to(problem.dtype))
+    x0 = (
+        problem.initial(seed)
+        if x0 is None
+        else problem.layout.gather(x0.to(problem.device, problem.dtype))
+    )
     if x0.shape != (problem.dimension,):
         raise SympruneError(
             f"x0 has shape {tuple(x0.shape)}, the model {problem.dimension} parameters."
@@ -196,6 +224,9 @@ class _Engine:
     problem: Problem
     clients_at_once: int | None
     wire: bool
+    defence: Defence
+    stacks: dict[int, Problem] = field(default_factory=dict)
+    own: State = field(default_factory=dict)  # clients' states that only the engine holds
 
     def turn(self, server: State, client: State, turn: Turn, ledger: Ledger) -> tuple[State, State]:
         """One exchange: broadcast, listen, work, reply, aggregate."""
@@ -203,24 +234,31 @@ class _Engine:
         cohort = algorithm.cohort(server, turn)
         others = algorithm.listeners(server, turn)
         everyone = len(cohort) == turn.n
+        if everyone:  # the algorithm is given the states themselves, and may keep them
+            self.own = {}
         recipients = cohort if everyone else torch.cat([cohort, others]).unique()
         down = Parcel(
             algorithm.broadcast(server, turn.about(recipients)), len(recipients), reply=False
         )
-        ledger.down(recipients, down.sizes(), down.bits())
+        ledger.down(recipients.cpu(), down.sizes(), down.bits())
         received = self._transport(down)
         heard = algorithm.listen(
             client if everyone else _rows(client, recipients), received, turn.about(recipients)
         )
-        client = heard if everyone else _put(client, recipients, heard)
+        client = heard if everyone else self._put(client, recipients, heard)
         if not everyone:
             place = torch.searchsorted(recipients, cohort)
             received = {k: _pick(v, place) for k, v in received.items()}
+        heard = client if everyone else _rows(client, cohort)
         client, replies = self._work(client, received, turn, cohort, everyone)
         up = Parcel(replies, len(cohort), reply=True)
         up.check_finite(f"{algorithm.name}: a reply of round {turn.number}")
-        ledger.up(cohort, up.sizes(), up.bits())
-        server = algorithm.server_step(server, self._transport(up), turn.about(cohort))
+        kept, seen, about = defend(self.defence, algorithm, self._transport(up), turn.about(cohort))
+        counted = kept.cpu()
+        ledger.up(about.clients.cpu(), up.sizes()[counted], up.bits()[counted])
+        if not bool(kept.all()):  # work that does not count is undone, as between machines
+            client = self._put(client, cohort[~kept], _rows(heard, ~kept))
+        server = algorithm.server_step(server, seen, about)
         if not bool(torch.isfinite(algorithm.model(server)).all()):
             raise Diverged(
                 f"{algorithm.name} diverged in round {turn.number}: its model is no longer finite"
@@ -234,34 +272,52 @@ class _Engine:
         size = self.clients_at_once or len(cohort)
         if everyone and size >= len(cohort):
             return self.algorithm.client_step(client, received, self.problem, turn)
-        client, messages = dict(client), []
+        states, messages = [], []
         for begin in range(0, len(cohort), size):
             part = slice(begin, begin + size)
-            who = cohort[part]
+            place: Tensor | slice = part if everyone else cohort[part]
             state, message = self.algorithm.client_step(
-                _rows(client, who),
+                _rows(client, place),
                 {k: v[part] for k, v in received.items()},
-                self.problem.select(who),
-                turn.about(who),
+                self._stack(part) if everyone else self.problem.select(place),
+                turn.about(cohort[part]),
             )
-            client = _put(client, who, state)
+            states.append(state)
             messages.append(message)
-        return client, merge(messages)
+        worked = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        return worked if everyone else self._put(client, cohort, worked), merge(messages)
+
+    def _put(self, client: State, clients: Tensor, rows: State) -> State:
+        """All states with the rows of some clients replaced, in place where nobody else can hold
+        the tensor: few clients at work among many must not cost a copy of all."""
+        if rows.keys() != client.keys():
+            raise SympruneError(f"A client's state changed its fields: {sorted(rows)}.")
+        for name, tensor in client.items():
+            if self.own.get(name) is not tensor:
+                self.own[name] = tensor.clone()
+            self.own[name][clients] = rows[name]
+        return dict(self.own)
+
+    def _stack(self, part: slice) -> Problem:
+        """The problem of some clients side by side, made once: its rows are not copied."""
+        if part.start not in self.stacks:
+            self.stacks[part.start] = self.problem.select(part)
+        return self.stacks[part.start]
 
     def _transport(self, parcel: Parcel) -> Received:
         if not self.wire:
             return parcel.received()
-        return collect([parcel.encode(row) for row in range(parcel.count)])
+        with working_on(torch.device("cpu")):  # bytes are made and read in main memory
+            seen = collect([parcel.encode(row) for row in range(parcel.count)])
+        return {name: _placed(field, self.problem.device) for name, field in seen.items()}
 
 
-def _rows(state: State, clients: Tensor) -> State:
+def _rows(state: State, clients: Tensor | slice) -> State:
     return {name: tensor[clients] for name, tensor in state.items()}
 
 
-def _put(state: State, clients: Tensor, rows: State) -> State:
-    if rows.keys() != state.keys():
-        raise SympruneError(f"A client's state changed its fields: {sorted(rows)}.")
-    return {name: tensor.index_copy(0, clients, rows[name]) for name, tensor in state.items()}
+def _placed(rows: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    return [row.to(device) for row in rows] if isinstance(rows, list) else rows.to(device)
 
 
 def _pick(rows: Tensor | list[Tensor], place: Tensor) -> Tensor | list[Tensor]:
@@ -274,12 +330,14 @@ def _measure(
     server: State,
     client: State,
     goal: tuple[Tensor, float] | None,
+    gradient_norm: bool,
 ) -> Record:
     x = algorithm.model(server)
     out: Record = {"loss": problem.mean_value(x)}
     if not math.isfinite(out["loss"]):
         raise Diverged(f"{algorithm.name} diverged: its loss is no longer finite")
-    out["gradient_norm"] = float(problem.mean_gradient(x).norm())
+    if gradient_norm:
+        out["gradient_norm"] = float(problem.mean_gradient(x).norm())
     if goal is not None:
         out["gap"] = out["loss"] - goal[1]
         out["distance"] = float((x - goal[0]).norm())
@@ -290,31 +348,3 @@ def _measure(
         out.update(problem.evaluate_personal(personal))
     out.update(algorithm.metrics(server, client))
     return out
-
-
-@contextmanager
-def _bar(show: bool, name: str, rounds: int) -> Iterator[Callable[[Record], None]]:
-    if not show:
-        yield lambda record: None
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    name_column, now_column = (
-        TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[now]}")
-    )
-    columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), now_column)
-    with Progress(*columns) as progress:
-        task = progress.add_task(name, total=rounds, now="")
-
-        def advance(record: Record) -> None:
-            shown = next((m for m in ("accuracy", "r2") if m in record), "loss")
-            now = f"{shown} {record[shown]:.4f}"
-            progress.update(task, completed=record["round"], now=now)
-
-        yield advance

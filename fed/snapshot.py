@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from symprune.errors import SympruneError
@@ -32,7 +33,7 @@ class Snapshot:
 def save(path: Path, snapshot: Snapshot) -> None:
     """A killed run leaves the old file or the new one."""
     tensors = {
-        f"{part}/{name}": tensor.contiguous().clone()
+        f"{part}/{name}": tensor.cpu().contiguous().clone()
         for part in ("server", "client", "ledger")
         for name, tensor in getattr(snapshot, part).items()
     }
@@ -49,7 +50,8 @@ def save(path: Path, snapshot: Snapshot) -> None:
         raise SympruneError(f"Checkpoint {path} cannot be written: {error}.") from None
 
 
-def load(path: Path) -> Snapshot:
+def load(path: Path, device: str | torch.device = "cpu") -> Snapshot:
+    """The run as it was saved, its states on this device."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -62,7 +64,7 @@ def load(path: Path) -> Snapshot:
     try:
         for key, tensor in tensors.items():
             part, _, name = key.partition("/")
-            parts[part][name] = tensor
+            parts[part][name] = tensor.to("cpu" if part == "ledger" else device)
         run, turn, history = metadata["run"], int(metadata["turn"]), parse_json(metadata["history"])
     except (KeyError, ValueError) as error:
         raise SympruneError(f"Checkpoint {path} is corrupt: {error}.") from None

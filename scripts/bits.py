@@ -27,7 +27,8 @@ from symprune.engine.blocks import Blocks
 from symprune.eval.perplexity import perplexity
 from symprune.jobs.sweep import append_result, read_results
 from symprune.models.layout import Layout, find_layout
-from symprune.values.grid import GRIDS, GROUP, in_groups
+from symprune.values.bits import packed_bits
+from symprune.values.grid import GRIDS
 
 FLOAT_BITS = 16
 RESULT = {"key": str, "test": float, "valid": float}
@@ -77,17 +78,11 @@ OTHERS = (
 
 
 def honest_bits(layout: Layout, masks: MaskSet, values: str) -> float:
-    """Bits a prunable weight takes in a packed file: 64 of mask for a row's group unless all of the
-    matrix stays, 16 of scale on a grid, and the codes, padded to bytes."""
+    """Bits a prunable weight takes in a packed file: mask, scales and codes."""
     bits, weights = 0, 0
-    each = GRIDS[values].bits if values in GRIDS else FLOAT_BITS
     for matrix in layout.all_matrices():
         keep = matrix.slice_of(masks[matrix.parameter_name])
-        groups = -(-keep.shape[1] // GROUP) * len(keep)
-        stays = in_groups(keep.to(torch.int64)).sum(-1)
-        bits += 0 if keep.all() else GROUP * groups
-        bits += 16 * groups if values in GRIDS else 0
-        bits += int(((stays * each + 7) // 8 * 8).sum())
+        bits += packed_bits(keep, FLOAT_BITS, GRIDS.get(values))
         weights += keep.numel()
     return bits / weights
 

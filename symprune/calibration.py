@@ -1,4 +1,5 @@
-"""Where the tokens come from: C4, WikiText-2, a text file, or the text that ships with Python.
+"""Where the tokens come from: C4, WikiText-2, the text that ships with Python, or a user's own
+(`corpus`): files, data sets of the hub, what the model writes, or several with weights.
 
 The sampling follows the published set-up (thesis section 6.4): windows of `seqlen` tokens at random
 places, from Python's `random` with the seed, so that C4 and WikiText-2 give the tokens the
@@ -10,11 +11,15 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from symprune.corpus import documents, files, hub, mixture
+from symprune.corpus.documents import Document, Tokenizer
+from symprune.corpus.files import read_text
+from symprune.corpus.mixture import OWN
 from symprune.errors import SympruneError
 
 SOURCES = ("c4", "wikitext2", "builtin")
@@ -23,24 +28,34 @@ C4_SHARD = {
     "test": "en/c4-validation.00000-of-00008.json.gz",
 }
 WIKITEXT_FILES = {"train": "wiki.train.first1MB.raw", "test": "wiki.test.raw"}
-LARGEST_TEXT = 10**9  # bytes
+EVALUATED = 4_000_000  # characters of documents that perplexity is measured on, at most
 HELD_OUT_EVERY = 5
 WATCHED = 8
-
-
-class Tokenizer(Protocol):
-    """What is asked of a tokenizer: text in, `input_ids` out."""
-
-    def __call__(self, text: str, **kwargs: Any) -> Any: ...
+UNWRITTEN = -1
+"""Stands for every token of a window that the model has yet to write."""
 
 
 def calibration_tokens(
-    source: str, tokenizer: Tokenizer, nsamples: int, seqlen: int, seed: int
+    source: str, tokenizer: Tokenizer, nsamples: int, seqlen: int, seed: int, own: bool = False
 ) -> Tensor:
-    """`[nsamples, seqlen]` token ids from a source's calibration part."""
-    if source == "c4":
-        return _from_documents(_c4("train"), tokenizer, nsamples, seqlen, seed)
-    return windows(encode(tokenizer, text(source, "train")), nsamples, seqlen, seed, source)
+    """`[nsamples, seqlen]` token ids from the calibration part of a source, or of several by their
+    weights, spread evenly. own: the model can write windows; they are UNWRITTEN here."""
+    parts = mixture.parse(source)
+    counts = mixture.divide(nsamples, parts)
+    found: list[Tensor] = []
+    for part, count in zip(parts, counts, strict=True):
+        if count == 0:
+            raise SympruneError(
+                f"{part.source} would give none of {nsamples} windows; use a larger --nsamples or "
+                "weight."
+            )
+        if part.source == OWN and not own:
+            raise SympruneError(
+                "The model's own windows (self) are written by prune, refine and sweep alone; "
+                "name a text."
+            )
+        found.append(_windows_of(part.source, tokenizer, count, seqlen, seed))
+    return torch.stack([found[part][window] for part, window in mixture.arrange(counts)])
 
 
 def held_out_tokens(
@@ -48,21 +63,123 @@ def held_out_tokens(
 ) -> Tensor | None:
     """An eighth as many windows of the calibration text that none of `calibration_tokens` touches;
     of C4, its validation part. None when nothing is left. Behind them stand `more` others, as far
-    as there are any."""
-    count = max(1, nsamples // WATCHED)
+    as there are any. The model's own are UNWRITTEN."""
+    parts = mixture.parse(source)
+    amounts = (nsamples, max(1, nsamples // WATCHED), more)
+    settings = zip(parts, *(mixture.divide(amount, parts) for amount in amounts), strict=True)
+    watching, others = [], []
+    for part, taken, count, further in settings:
+        found = _held_out_of(part.source, tokenizer, taken, seqlen, seed, count, further)
+        watching.append(found[:count])
+        others.append(found[count:])
+    every = torch.cat([*watching, *others])
+    return every if len(every) else None
+
+
+def _windows_of(source: str, tokenizer: Tokenizer, count: int, seqlen: int, seed: int) -> Tensor:
+    if source == OWN:
+        return _unwritten(count, seqlen)
+    if source == "c4":
+        return _from_documents(_c4("train"), tokenizer, count, seqlen, seed)
+    return windows(_row(source, tokenizer, count, seqlen, seed), count, seqlen, seed, source)
+
+
+def _held_out_of(
+    source: str, tokenizer: Tokenizer, taken: int, seqlen: int, seed: int, count: int, more: int
+) -> Tensor:
+    """`count` and then `more` windows of one source, or as many as there are, apart from the
+    `taken` that calibrate."""
+    if source == OWN or count + more == 0:
+        return _unwritten(count + more, seqlen)
     if source == "c4":
         return _from_documents(_c4("test"), tokenizer, count + more, seqlen, seed)
-    ids = encode(tokenizer, text(source, "train"))
-    used = _starts(len(ids), nsamples, seqlen, seed, source)
+    ids = _row(source, tokenizer, taken, seqlen, seed)
+    used = _starts(len(ids), taken, seqlen, seed, source)
     free = [
         start
         for start in range(0, len(ids) - seqlen, seqlen)
-        if all(abs(start - taken) >= seqlen for taken in used)
+        if all(abs(start - other) >= seqlen for other in used)
     ]
     chosen = random.Random(seed).sample(free, min(count, len(free)))
     others = sorted(set(free) - set(chosen))
     chosen += random.Random(seed).sample(others, min(more, len(others)))
-    return torch.stack([ids[start : start + seqlen] for start in chosen]) if chosen else None
+    found = [ids[start : start + seqlen] for start in chosen]
+    return torch.stack(found) if found else _unwritten(0, seqlen)
+
+
+def _unwritten(count: int, seqlen: int) -> Tensor:
+    return torch.full((count, seqlen), UNWRITTEN)
+
+
+def _row(source: str, tokenizer: Tokenizer, count: int, seqlen: int, seed: int) -> Tensor:
+    """The source's calibration part as one row of tokens; of many documents, plenty of them."""
+    found = _documents_of(source, "train")
+    if found is None:
+        return encode(tokenizer, text(source, "train"))
+    drawn = documents.draw(found, count * seqlen, seed)
+    return encode(tokenizer, documents.join(drawn, tokenizer, source))
+
+
+def evaluation_tokens(source: str, tokenizer: Tokenizer) -> Tensor:
+    """The held-out part of a source as one row of tokens; of documents, the first ones."""
+    parts = mixture.parse(source)
+    if len(parts) > 1 or source == OWN:
+        raise SympruneError(f"Perplexity is measured on one text, not on {source!r}.")
+    found = _documents_of(source, "test")
+    if found is None:
+        return encode(tokenizer, text(source, "test"))
+    first = documents.first_of(iter(found), EVALUATED)
+    return encode(tokenizer, documents.join(first, tokenizer, source))
+
+
+def _documents_of(source: str, split: str) -> list[Document] | None:
+    """The documents of a source that is made of them."""
+    if source in SOURCES:
+        return None
+    if source.startswith(hub.PREFIX):
+        return hub.read_hub(source, split)
+    return files.read_documents(source) if files.has_documents(source) else None
+
+
+def windows_by_source(source: str, nsamples: int) -> list[tuple[str, float, list[int]]]:
+    """For every source its name, its weight and which windows of `calibration_tokens` are its."""
+    parts = mixture.parse(source)
+    places = mixture.arrange(mixture.divide(nsamples, parts))
+    return [
+        (part.source, part.weight, [i for i, (owner, _) in enumerate(places) if owner == number])
+        for number, part in enumerate(parts)
+    ]
+
+
+def files_of(source: str) -> list[str]:
+    """What of a source may be a file or folder of the user's."""
+    names = [part.source for part in mixture.parse(source)]
+    return [str(files.split_column(name)[0]) for name in names if not name.startswith(hub.PREFIX)]
+
+
+def without_folders(source: str) -> str:
+    """A source by the names of its files, without where they are kept."""
+
+    def alone(name: str) -> str:
+        return name if name.startswith(hub.PREFIX) else Path(name).name
+
+    return mixture.write(mixture.parse(source), alone)
+
+
+def with_whole_paths(source: str) -> str:
+    """A source that is the same from whatever folder it is read."""
+
+    def whole(name: str) -> str:
+        file, column = files.split_column(name)
+        there = str(file.resolve()) if file.exists() else str(file)
+        return name if not file.exists() else there + (f":{column}" if column else "")
+
+    return mixture.write(mixture.parse(source), whole)
+
+
+def needs_no_hub(source: str) -> bool:
+    """Whether a source was chosen that nothing has to be fetched for."""
+    return {part.source for part in mixture.parse(source)} <= {"builtin", OWN}
 
 
 def begin_with(tokens: Tensor, bos: int | None) -> Tensor:
@@ -84,7 +201,7 @@ def text(source: str, split: str) -> str:
         return _wikitext2(split)
     if source == "c4":
         return " ".join(_c4(split)[:1100]["text"])
-    return _read(source)
+    return read_text(source)
 
 
 def encode(tokenizer: Tokenizer, content: str) -> Tensor:
@@ -136,29 +253,6 @@ def _families() -> list[str]:
         families[number] += [p for p in dict.fromkeys(paragraphs) if p not in owner]
         owner.update(dict.fromkeys(families[number], number))
     return sorted(("\n\n".join(family) for family in families.values()), key=len, reverse=True)
-
-
-def _read(path: str) -> str:
-    file = Path(path)
-    if file.exists() and not file.is_file():
-        raise SympruneError(f"The text {path} is not a file.")
-    if file.exists() and file.stat().st_size > LARGEST_TEXT:
-        raise SympruneError(
-            f"The text file {path} has {file.stat().st_size / 1e9:.1f} GB; a part of it, of "
-            f"{LARGEST_TEXT / 1e9:.0f} GB at most, is plenty."
-        )
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SympruneError(f"{path} is not a text file (UTF-8).") from error
-    except OSError as error:
-        raise SympruneError(
-            f"Cannot read text {path!r} ({error.strerror}); "
-            f"give a file or one of {', '.join(SOURCES)}."
-        ) from error
-    if not content.strip():
-        raise SympruneError(f"The text file {path} is empty.")
-    return content
 
 
 def _wikitext2(split: str) -> str:

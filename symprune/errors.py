@@ -18,3 +18,9 @@ class HalfPrunedError(SympruneError):
 
 class Interrupted(SympruneError):
     """The user stopped the work. Its text says what is kept; the exit code is the shell's 130."""
+
+
+def check(condition: bool, sentence: str) -> None:
+    """Raise the sentence as a SympruneError unless the condition holds."""
+    if not condition:
+        raise SympruneError(sentence)

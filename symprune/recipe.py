@@ -13,9 +13,12 @@ import yaml
 
 from symprune import criteria, masks
 from symprune.allocate import Allocation, choose_allocation
+from symprune.card.plan import read_plan
+from symprune.corpus import mixture
 from symprune.errors import SympruneError
+from symprune.experts import Drop
 from symprune.machine import durable
-from symprune.permute import choose_parts
+from symprune.permute import AUTO, choose_parts
 from symprune.reconstruct import BlockReconstruction, choose_reconstruction
 from symprune.refine import Refinement, choose_refinement
 from symprune.stats import GRAM
@@ -67,9 +70,13 @@ class Recipe:
             between them that held-out tokens choose. The last two go group by group.
         values_head: The grid of the embeddings and the head (int8, int4), rounded to the nearest.
         permute: With a pattern, which channels are put into an order it keeps more in, folded into
-            the weights: `mlp`, `heads`, `residual` (with commas between them) or `all`.
+            the weights: `mlp`, `heads`, `residual` (with commas between them), `all`, or `auto`,
+            those that the model's structure allows.
+        experts: Whole experts that go first, of a mixture: `drop:25%` of every layer's, those whose
+            outputs, as the router weighs them, are smallest. With sparsity 0 nothing else goes.
         token_limit: What one calibration token counts for at most, in lengths of the median token.
-        calibration: The text: c4, wikitext2, builtin or a file.
+        calibration: The text: c4, wikitext2, builtin, a file or folder, a data set of the hub
+            (`hf:ORG/NAME`), `self` (the model writes it), or several, `c4*0.7 + mine.jsonl*0.3`.
         nsamples: How many windows of it.
         seqlen: How many tokens in a window.
         self_samples: How many windows more the dense model writes itself, from beginnings in the
@@ -96,6 +103,7 @@ class Recipe:
     targets: str = "own"
     values_head: str | None = None
     permute: str | list[str] | None = None
+    experts: str | None = None
     token_limit: float | None = None
     calibration: str = "c4"
     nsamples: int = 128
@@ -132,6 +140,7 @@ class Recipe:
         for name in ("calibration", "group"):
             if not isinstance(getattr(self, name), str):
                 raise SympruneError(f"{name} is a name, not {getattr(self, name)!r}.")
+        mixture.parse(self.calibration)
         limit = self.token_limit
         if limit is not None and not (isinstance(limit, int | float) and 1 <= limit < math.inf):
             raise SympruneError(f"token_limit {limit} is not a number from 1 on.")
@@ -149,8 +158,8 @@ class Recipe:
         object.__setattr__(self, "allocate", to_mapping(self.allocation))
         object.__setattr__(self, "values", to_mapping(self.rounding))
         object.__setattr__(self, "reconstruct", to_mapping(self.reconstruction))
-        parts = choose_parts(self.permute)
-        object.__setattr__(self, "permute", ",".join(parts) or None)
+        if self.permute != AUTO:
+            object.__setattr__(self, "permute", ",".join(choose_parts(self.permute)) or None)
         self._check_steps()
 
     def _check_steps(self) -> None:
@@ -160,13 +169,25 @@ class Recipe:
         if self.refine is not None and update is not None and update.finds_mask:
             raise SympruneError(f"{update.finds_mask}: leave out the refinement.")
         self._check_flow()
+        self._check_experts()
         if self.allocate is not None and self.pattern is not None:
             raise SympruneError(
                 f"Pattern {self.pattern} takes the same from every layer: leave out the allocation."
             )
-        if self.permute is not None and self.pattern is None:
+        if self.permute not in (None, AUTO) and self.pattern is None:
             raise SympruneError(
                 "Without an N:M pattern the order of channels changes nothing: leave out --permute."
+            )
+
+    def _check_experts(self) -> None:
+        if self.experts is None:
+            return
+        object.__setattr__(self, "experts", str(Drop.parse(self.experts)))
+        writes = any(part.source == mixture.OWN for part in mixture.parse(self.calibration))
+        if writes or self.self_samples is not None:
+            raise SympruneError(
+                "experts are measured on text that is there before the run: leave out calibration "
+                "self and self_samples."
             )
 
     def check_takes_masks(self) -> None:
@@ -176,7 +197,12 @@ class Recipe:
             raise SympruneError(f"{update.finds_mask}: leave out the masks to start from.")
         if self.allocate is not None:
             raise SympruneError("Masks say how much each layer gives: leave out the allocation.")
-        if self.permute is not None:
+        if self.experts is not None:
+            raise SympruneError(
+                "Masks made with --experts fit the model beside them, which has fewer experts than "
+                "the dense one: make new ones."
+            )
+        if self.permuted_parts:
             raise SympruneError(
                 "Masks made with --permute fit the weights beside them, not the dense model's: "
                 "make new ones."
@@ -194,7 +220,7 @@ class Recipe:
                 "inputs dense measures the dense model, where no group is behind a pruned one: "
                 "leave out sequential and targets."
             )
-        if self.by_groups and self.permute is not None:
+        if self.by_groups and self.permute not in (None, AUTO):
             raise SympruneError(
                 "permute orders the channels of a block that was measured at once: leave out "
                 "sequential and targets."
@@ -207,7 +233,13 @@ class Recipe:
 
     @property
     def permuted_parts(self) -> tuple[str, ...]:
-        return choose_parts(self.permute)
+        """Whose channels are put into another order, if the model's structure allows it."""
+        nothing = self.pattern is None or (self.permute == AUTO and self.by_groups)
+        return () if nothing else choose_parts(self.permute)
+
+    @property
+    def fewer_experts(self) -> Drop | None:
+        return None if self.experts is None else Drop.parse(self.experts)
 
     @property
     def text_seed(self) -> int:
@@ -270,8 +302,9 @@ class Recipe:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no weight goes and values alone are asked for: then no criterion has a say."""
-        return self.values is not None and self.target_sparsity == 0
+        """Whether no single weight goes and values are asked for, or fewer experts: then no
+        criterion has a say."""
+        return (self.values is not None or self.experts is not None) and self.target_sparsity == 0
 
     @property
     def target_sparsity(self) -> float:
@@ -280,7 +313,9 @@ class Recipe:
 
     def describe(self) -> str:
         """One line for tables: `ria alpha=0.5, 50 % per row`."""
-        parts = ["all weights kept"] if self.keeps_all else self._describe_mask()
+        parts = [] if self.experts is None else [f"experts {self.experts}"]
+        kept = "all other weights kept" if parts else "all weights kept"
+        parts += [kept] if self.keeps_all else self._describe_mask()
         if self.token_limit is not None:
             parts.append(f"token limit {self.token_limit:g}")
         if self.self_samples is not None:
@@ -307,8 +342,9 @@ class Recipe:
         steps += [step.name for step in (self.refinement, self.weight_update) if step]
         if self.rounds > 1:
             steps[-1] += f" in {self.rounds} rounds"
-        if self.permute is not None:
-            amount += f" with {' and '.join(self.permuted_parts)} permuted"
+        if self.permuted_parts:
+            parts = "channels" if self.permute == AUTO else " and ".join(self.permuted_parts)
+            amount += f" with {parts} permuted"
         if self.allocation is not None:
             amount += f" allocated by {self.allocation.name}"
         return [" + ".join(steps), amount]
@@ -331,6 +367,9 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
+        """From a YAML or JSON file, or from the card of a model that was made by a recipe."""
+        if Path(path).suffix == ".md":
+            return cls.from_dict(read_plan(Path(path)).recipe)
         return cls.from_dict(read_mapping(Path(path), "recipe"))
 
     @classmethod
@@ -350,7 +389,8 @@ class Recipe:
         if changes.get("pattern") is not None:
             changes = {"sparsity": None, "allocate": None, **changes}
         if changes.get("sparsity") is not None and "pattern" not in changes:
-            changes = {"permute": None, **changes, "pattern": None}
+            kept = AUTO if self.permute == AUTO else None
+            changes = {"permute": kept, **changes, "pattern": None}
         if "method" in changes and "params" not in changes and changes["method"] != self.method:
             changes["params"] = {}
         return replace(self, **changes)

@@ -17,7 +17,8 @@ MOST_FILES = 14
 # What a room of symprune may import besides itself. A module of the root is a room of its own.
 BASE = {"errors", "validation", "machine"}
 TENSORS = {"masks", "scores", "criteria", "gram", "stats", *BASE}
-ARTEFACTS = {"recipe", "maskset", "calibration", "token_loss", "models", *TENSORS}
+STEPS = {"refine", "update", "allocate", "permute", "values", "reconstruct"}
+ARTEFACTS = {"card", "recipe", "maskset", "calibration", "token_loss", "models", *TENSORS}
 MAY_IMPORT = {
     "errors": set(),
     "validation": {"errors"},
@@ -25,58 +26,71 @@ MAY_IMPORT = {
     "masks": BASE,
     "scores": {"masks", *BASE},
     "criteria": {"masks", "scores", *BASE},
+    "experts": BASE,
     "gram": BASE,
     "stats": {"gram", *BASE},
     "token_loss": {"errors"},
-    "calibration": BASE,
+    "corpus": BASE,
+    "calibration": {"corpus", *BASE},
+    "card": {"corpus", *BASE},
     "refine": TENSORS,
     "update": TENSORS,
     "allocate": TENSORS,
     "permute": TENSORS,
     "values": {"update", *TENSORS},
     "reconstruct": {"values", *TENSORS},
-    "recipe": {"refine", "update", "allocate", "permute", "values", "reconstruct", *TENSORS},
+    "recipe": {"card", "corpus", "experts", *STEPS, *TENSORS},
     "models": BASE,
     "runtime": {"masks", "values", "models", *BASE},
     "maskset": {"masks", "models", "runtime", *BASE},
-    "engine": {"refine", "update", "allocate", "permute", "values", "reconstruct", *ARTEFACTS},
+    "engine": {"experts", *STEPS, *ARTEFACTS},
     "checkpoint": {"symprune", "engine", "runtime", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "runtime", "token_loss", *BASE},
-    "jobs": {"checkpoint", "engine", "eval", "runtime", *ARTEFACTS},
+    "jobs": {"checkpoint", "engine", "eval", "experts", "runtime", "values", *ARTEFACTS},
     "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", "update", *ARTEFACTS},
     "__main__": {"cli"},
-}
+}  # fmt: skip
 # The same inside fed; what any of it may use of symprune follows.
 FED_MAY_IMPORT = {
     "randomness": set(),
     "threads": set(),
+    "devices": set(),
     "privacy": set(),
+    "mechanism": set(),
     "problems": {"randomness"},
-    "protocol": {"randomness", "problems", "wire"},
+    "protocol": {"privacy", "problems", "randomness", "wire"},
+    "owner": {"privacy"},
     "registry": {"protocol"},
+    "robust": {"protocol"},
     "wire": {"randomness"},
     "compressors": {"randomness", "wire"},
     "participation": {"compressors", "randomness"},
     "snapshot": {"protocol"},
     "algorithms": {
-        "compressors", "participation", "privacy", "problems", "protocol", "randomness",
-        "registry", "wire",
+        "compressors", "devices", "mechanism", "participation", "privacy", "problems", "protocol",
+        "randomness", "registry", "wire",
     },
-    "simulate": {"problems", "protocol", "randomness", "snapshot", "threads", "wire"},
+    "simulate": {
+        "devices", "problems", "protocol", "randomness", "robust", "snapshot", "threads", "wire",
+    },
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
     "remote": {
-        "algorithms", "problems", "protocol", "randomness", "registry", "simulate", "snapshot",
-        "threads", "wire",
+        "algorithms", "mechanism", "owner", "private_users", "problems", "protocol", "randomness",
+        "registry", "robust", "secure", "simulate", "snapshot", "threads", "wire",
     },
-    "pruning": {"privacy", "protocol", "remote", "threads", "wire"},
-    "flower": {"protocol", "pruning", "remote", "snapshot"},
+    "private_users": {"mechanism", "privacy", "problems", "protocol"},
+    "secure": {"wire"},
+    "pruning": {
+        "mechanism", "owner", "privacy", "protocol", "remote", "secure", "threads", "wire",
+    },
+    "flower": {"owner", "protocol", "pruning", "remote", "snapshot"},
     "cli": {
-        "algorithms", "compare", "flower", "problems", "protocol", "pruning", "registry", "remote",
-        "simulate",
+        "algorithms", "compare", "devices", "flower", "owner", "privacy", "private_users",
+        "problems", "protocol", "pruning", "registry", "remote", "robust", "secure", "simulate",
     },
 }  # fmt: skip
 FED_USES = {
-    "problems": {"maskset", *TENSORS},
+    "problems": {"maskset", "token_loss", *TENSORS},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},
 }
@@ -207,7 +221,7 @@ def test_flower_is_imported_in_one_room() -> None:
 
 def test_formulas_know_tensors_only() -> None:
     known = {"masks", "scores", "criteria", "stats", "token_loss", "refine", "update", "allocate"}
-    known |= {"gram", "permute", "values", "reconstruct"}
+    known |= {"experts", "gram", "permute", "values", "reconstruct"}
     wrong = [
         f"{name} -> {other}"
         for name, path in modules().items()

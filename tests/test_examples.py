@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples"
 # What each is given, and what it must print.
 PROGRAMS: dict[str, tuple[str, str]] = {
     "compare_criteria": ("--methods wanda ria", r"ria +0\.\d+"),
+    "federated_language_model": ("--rounds 2", "Merged, 50.0% of its weights are zero"),
     "federated_masks": ("--rounds 2", r"ef21, top-k:0.1\+int4 +\d+\.\d% +50\.0%"),
     "federated_pruning": ("", "those of central pruning: yes"),
     "federated_training": ("--rounds 3", r"fedht +accuracy .* with 90% zeros"),
@@ -74,6 +75,22 @@ def test_every_example_is_run_here_and_is_short() -> None:
     assert programs.keys() == PROGRAMS.keys()
     lengths = {name: len(path.read_text().splitlines()) for name, path in programs.items()}
     assert max(lengths.values()) < 60, lengths
+
+
+WORKED = (
+    *("federated/your-own-algorithm", "federated/your-own-model", "federated/fine-tuning"),
+    "federated",
+)
+
+
+@pytest.mark.parametrize("page", WORKED)
+def test_the_code_of_a_worked_page_runs(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"{page}.md", "exec", dont_inherit=True), names)
 
 
 def test_the_code_in_the_contributors_page_runs_and_its_tests_pass() -> None:

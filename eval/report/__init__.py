@@ -12,13 +12,13 @@ from typing import Any
 
 from symprune.checkpoint.record import RECORD
 from symprune.errors import SympruneError
-from symprune.eval.report import bench, run, sweep
+from symprune.eval.report import bench, compare, run, sweep
 from symprune.machine import durable
 
 
 def build(source: Path, matrix: str | None = None) -> str:
     """The page, from the folder `symprune prune` wrote, the .jsonl file of `symprune sweep` or the
-    .json file of `symprune bench`.
+    .json file of `symprune bench` or `compare`.
 
     matrix names the weight matrix a run's heat map shows; left out, one in the middle of the model.
     """
@@ -31,7 +31,9 @@ def build(source: Path, matrix: str | None = None) -> str:
         return run.build(source.parent, matrix)
     if matrix is not None:
         raise SympruneError(f"{source} is a sweep or a bench: it holds no matrix {matrix} to show.")
-    return bench.read(source) if source.suffix == ".json" else sweep.build(source)
+    if source.suffix != ".json":
+        return sweep.build(source)
+    return compare.read(source) if compare.is_one(source) else bench.read(source)
 
 
 def write(source: Path, output: Path, force: bool = False, matrix: str | None = None) -> Path:
@@ -65,6 +67,11 @@ def _is_replaceable(output: Path) -> bool:
 def write_bench(record: Mapping[str, Any], output: Path) -> Path:
     """Write the page of what `symprune bench` measured, in place of an older one."""
     return _save(bench.build(record), Path(output))
+
+
+def write_comparison(record: Mapping[str, Any], output: Path) -> Path:
+    """Write the page of what `symprune compare` found, in place of an older one."""
+    return _save(compare.build(record), Path(output))
 
 
 def _save(text: str, output: Path) -> Path:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from symprune.errors import SympruneError
-from symprune.eval.report import bars, page
+from symprune.eval.report import bars, page, pareto
 from symprune.eval.report.bars import Bar
 from symprune.eval.report.page import TableCell, figure_cell, figure_text
+from symprune.eval.report.pareto import Choice
 from symprune.eval.tables import bench_kind, bench_title, size
 from symprune.validation import has_kinds, is_number, parse_json
 
@@ -97,12 +99,79 @@ def build(record: Mapping[str, Any]) -> str:
     where = f"On {machine.get('processor', 'this machine')}, {machine.get('cores', '?')} cores. "
     where += "Every model in a process of its own, in turns; figures are medians over the rounds."
     sections = [
-        page.section("Side by side", page.cards(_cards(rows, names)), *notes, *drawn),
+        page.section("The command to repeat it", page.command(_command(record))),
+        page.section("Side by side", page.cards(_cards(rows, names)), *notes),
+        *(
+            [page.section("What each is worth", *worth)]
+            if (worth := _frontiers(rows, names))
+            else []
+        ),
+        page.section("One by one", *drawn),
         page.section("All figures", page.paragraph(where), _table(rows, names)),
     ]
     versions = ", ".join(f"{name} {v}" for name, v in record.get("versions", {}).items())
     title = " and ".join(dict.fromkeys(str(row["label"]) for row in rows))
-    return page.document(title, bench_title(record["plan"]), sections, f"The run: {versions}.")
+    return page.document(
+        title,
+        bench_title(record["plan"]),
+        sections,
+        f"The run: {versions}.",
+        page.verdict(_verdict(rows)),
+    )
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    """The quickest against the first: how much faster, larger and worse it is."""
+    speed, file, perplexity = FIGURES[0], FIGURES[4], FIGURES[6]
+    best = max(rows, key=lambda row: speed.of(row) or 0.0)
+    label, first = best["label"], rows[0]
+    if best is first:
+        found = speed.of(best)
+        rate = "" if found is None else f" at {speed.text(found)} tokens a second"
+        return f"{label} is the quickest to decode{rate}." if len(rows) > 1 else ""
+    parts = [f"{label} decodes"]
+    fast, slow = speed.of(best), speed.of(first)
+    parts.append(f"{fast / slow:.2g} times as fast as" if fast and slow else "faster than")
+    parts.append(str(first["label"]))
+    said = " ".join(parts)
+    after, before = file.of(best), file.of(first)
+    if after and before:
+        said += f", in {100 * after / before:.0f} % of its size"
+    after, before = perplexity.of(best), perplexity.of(first)
+    if after and before:
+        said += f", with perplexity {figure_text(after)} against {figure_text(before)}"
+    return f"{said}."
+
+
+def _command(record: Mapping[str, Any]) -> str:
+    words = [
+        "symprune",
+        "bench",
+        *(str(row.get("given") or row["label"]) for row in record["models"]),
+    ]
+    plan = record["plan"]
+    for name in (*PLAN, "device", "data", "windows", "seqlen"):
+        if plan.get(name) not in (None, "auto"):
+            words += [f"--{name.replace('_', '-')}", str(plan[name])]
+    return shlex.join(words)
+
+
+def _frontiers(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Perplexity against speed and bits, where three or more models make that a picture."""
+    perplexity, figures = FIGURES[6], []
+    for figure, falls in ((FIGURES[0], True), (FIGURES[5], False)):
+        choices = [
+            Choice(name, cost, value)
+            for row, name in zip(rows, names, strict=True)
+            if (cost := figure.of(row)) and (value := perplexity.of(row)) is not None
+        ]
+        if len(choices) > 2:
+            title = f"Perplexity against {figure.title[0].lower()}{figure.title[1:]}"
+            axis = figure.title.lower()
+            figures.append(
+                pareto.figure(title, figure.note, choices, axis, figure.text, falls=falls)
+            )
+    return [figure for figure in figures if figure]
 
 
 def _cards(rows: Sequence[Row], names: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -12,6 +12,8 @@ from typing import Any
 from symprune.errors import SympruneError
 from symprune.validation import has_kinds, is_number, parse_json
 
+STEPS = ("refine", "update", "allocate", "values", "reconstruct")
+"""What is done after a criterion, in order; only a refinement is named where all have it."""
 AMOUNT = ("sparsity", "pattern", "seed")
 """What of a recipe does not belong to its series: where on the axis it lies, and which draw."""
 
@@ -32,6 +34,8 @@ class Cell:
     sparsity: float
     seconds: float | None
     relative_error: float | None
+    held_out_error: float | None
+    bits: float | None
 
     @property
     def pattern(self) -> str | None:
@@ -143,6 +147,8 @@ def _cell(values: Any, where: str) -> Cell:
         sparsity=float(values["sparsity"]),
         seconds=number("seconds"),
         relative_error=number("relative_error"),
+        held_out_error=number("held_out_error"),
+        bits=number("bits_per_weight"),
     )
 
 
@@ -174,6 +180,9 @@ def labels(cells: Sequence[Cell]) -> dict[str, str]:
         for key, value in one.items():
             seen.setdefault(key, set()).add(str(value))
     varying = {key for key, values in seen.items() if len(values) > 1}
+    steps = {name for step in STEPS for name in (step, f"{step}.name")} & seen.keys()
+    # A step that some have and others do not sets them apart as well.
+    varying |= {key for key in steps if any(key not in one for one in settings.values())}
     short = {series: label(one, varying) for series, one in settings.items()}
     twice = [name for name in short.values() if list(short.values()).count(name) > 1]
     return {
@@ -186,11 +195,13 @@ def label(settings: Mapping[str, Any], show: set[str]) -> str:
     """`ria alpha=0.5 + r2-dsnot max_cycles=100, group=layer`."""
     params = _pairs(settings, "params.", set(settings))
     text = " ".join([str(settings["method"]), *params])
-    refinement = settings.get("refine.name", settings.get("refine"))
-    if refinement is not None:
-        options = _pairs(settings, "refine.", show - {"refine.name"})
-        text += " + " + " ".join([str(refinement), *options])
-    others = {k: v for k, v in settings.items() if "." not in k and k not in ("method", "refine")}
+    for step in STEPS:
+        name = settings.get(f"{step}.name", settings.get(step))
+        named = {step, f"{step}.name"}
+        if name is not None and (step == "refine" or named & show):
+            options = _pairs(settings, f"{step}.", show - named)
+            text += " + " + " ".join([str(name), *options])
+    others = {k: v for k, v in settings.items() if "." not in k and k not in ("method", *STEPS)}
     return ", ".join([text, *_pairs(others, "", show)])
 
 

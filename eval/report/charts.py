@@ -1,4 +1,4 @@
-"""Pictures as inline SVG: lines over a numeric axis with slots for patterns beside it, and dots.
+"""Pictures as inline SVG: lines over a numeric axis with slots for patterns beside it.
 
 Every chart is drawn twice, for a wide page and for a phone, and the style sheet shows the one that
 fits, so that its letters keep their size. A series has a colour, a mark and a dash of its own.
@@ -7,13 +7,15 @@ fits, so that its letters keep their size. A series has a colour, a mark and a d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 
 from symprune.eval.report.scale import Scale, fit, is_drawable, percent_text, tick_text
 
-WIDTHS = {"wide": 960, "narrow": 350}
+SIZES = {"wide": 960, "half": 462, "narrow": 350}
+WIDE, BESIDE = ("wide", "narrow"), ("half", "narrow")
+"""How a chart is drawn on a wide page and on a phone: alone, or with another beside it."""
 COLOURS = 8
 DASHES = ("", "7 4", "2 4", "9 4 2 4", "12 4", "4 2 1 2")
 MARKS = (
@@ -36,6 +38,7 @@ class Point:
     tip: str
     spread: float = 0.0
     slot: str | None = None
+    mark: str = ""  # written beside it
 
     @property
     def drawable(self) -> bool:
@@ -44,17 +47,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
+    """Figures of one thing, joined by a line unless it says otherwise."""
+
     label: str
     points: Sequence[Point]
+    joined: bool = True
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis says: its name, how its ticks read, and whether it counts whole things."""
+    """What an axis says: its name, how its ticks read, and whether it counts whole things or is of
+    any figures, between which round ones are ticks."""
 
     name: str
     text: Callable[[float], str] = tick_text
     whole: bool = False
+    fitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,14 +83,25 @@ def line_chart(
     x: Axis,
     y: Axis,
     reference: Reference | None = None,
+    *,
+    kinds: Sequence[str] = WIDE,
+    heights: Sequence[float] = (),
+    with_legend: bool = True,
 ) -> str:
-    """Figures against a number, one line per series, with a legend that hides and shows them."""
-    drawable = [
-        Series(one.label, [point for point in one.points if point.drawable]) for one in series
-    ]
-    pictures = "".join(_Lines(drawable, x, y, reference, kind).svg(title) for kind in WIDTHS)
-    legend = "".join(_legend_item(index, one.label) for index, one in enumerate(series))
-    return figure(title, note, f'{pictures}<ul class="legend">{legend}</ul>')
+    """Figures against a number, one line per series. heights: values the vertical axis is to hold
+    besides, as charts beside each other have them."""
+    drawable = [replace(one, points=[p for p in one.points if p.drawable]) for one in series]
+    pictures = "".join(
+        _Lines(drawable, x, y, reference, kind, heights).svg(title) for kind in kinds
+    )
+    below = legend([one.label for one in series]) if with_legend else ""
+    return figure(title, note, pictures + below)
+
+
+def legend(labels: Sequence[str]) -> str:
+    """What the lines are; a click on one hides and shows it in every chart of its section."""
+    shown = "".join(_legend_item(index, label) for index, label in enumerate(labels))
+    return f'<ul class="legend" aria-label="Lines to show">{shown}</ul>'
 
 
 def figure(title: str, note: str, body: str) -> str:
@@ -91,9 +110,12 @@ def figure(title: str, note: str, body: str) -> str:
 
 
 def picture(kind: str, title: str, height: float, parts: Sequence[str]) -> str:
+    """Arrow keys walk through what has a tip (page.js); the tip is read aloud."""
     return (
-        f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img" '
-        f'aria-label="{escape(title)}">\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg class="chart {kind}" viewBox="0 0 {SIZES[kind]} {height:g}" role="img" '
+        f'tabindex="0" aria-label="{escape(title)}. Arrow keys read its figures one by one.">\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
@@ -102,7 +124,7 @@ def _dash(index: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _mark(index: int, x: float, y: float, is_open: bool = False) -> str:
+def mark(index: int, x: float, y: float, is_open: bool = False) -> str:
     extra = " open" if is_open else ""
     shape = MARKS[index % len(MARKS)]
     return f'<path class="mark{extra}" transform="translate({x:.1f} {y:.1f})" d="{shape}"/>'
@@ -112,7 +134,7 @@ def _legend_item(index: int, label: str) -> str:
     return (
         f'<li><button type="button" aria-pressed="true" data-series="{index}">'
         f'<svg class="c{index % COLOURS}" viewBox="0 0 38 14" aria-hidden="true">'
-        f'<path class="join" d="M1 7H37"{_dash(index)}/>{_mark(index, 19, 7)}</svg>'
+        f'<path class="join" d="M1 7H37"{_dash(index)}/>{mark(index, 19, 7)}</svg>'
         f"{escape(label)}</button></li>"
     )
 
@@ -122,11 +144,11 @@ def text_at(x: float, y: float, text: str, anchor: str = "middle", style: str = 
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
     return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _hit(x: float, y: float, tip: str, inside: str) -> str:
+def hit(x: float, y: float, tip: str, inside: str) -> str:
     """A mark with a finger-sized place to point at."""
     circle = f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="11"/>'
     return f'<g data-tip="{escape(tip)}">{circle}{inside}</g>'
@@ -136,46 +158,53 @@ class _Lines:
     """One drawing of a line chart, at one width."""
 
     def __init__(
-        self, series: Sequence[Series], x: Axis, y: Axis, reference: Reference | None, kind: str
+        self,
+        series: Sequence[Series],
+        x: Axis,
+        y: Axis,
+        reference: Reference | None,
+        kind: str,
+        besides: Sequence[float],
     ) -> None:
         self.series, self.x_axis, self.y_axis, self.reference = series, x, y, reference
         self.kind = kind
         points = [point for one in series for point in one.points]
         self.slots = list(dict.fromkeys(p.slot for p in points if p.slot is not None))
-        self.top, self.bottom = 26.0, (400.0 if kind == "wide" else 300.0)
-        heights = _extent([(p.y, p.spread) for p in points], reference)
-        self.y = fit(heights, self.bottom, self.top)
+        self.top, self.bottom = 26.0, (400.0 if kind == "wide" else 290.0)
+        heights = extent([(p.y, p.spread) for p in points], reference)
+        self.y = fit([*heights, *besides], self.bottom, self.top)
         self.y_ticks = self.y.ticks(6)
         widest = max((len(y.text(tick)) for tick in self.y_ticks), default=1)
-        self.left, self.right = 14 + 7.5 * widest, WIDTHS[kind] - 12.0
+        self.left, self.right = 14 + 7.5 * widest, SIZES[kind] - 12.0
         room = 0.42 * (self.right - self.left)
         self.slot_width = min(100.0, room / len(self.slots)) if self.slots else 0.0
         self.end = self.right - self.slot_width * len(self.slots)
         across = [point.x for point in points if point.slot is None]
         self.x = fit(across or [0.0, 1.0], self.left, self.end, x.whole)
-        if not x.whole:
+        if not x.whole and not x.fitted:
             self.x = _padded(across or [0.0, 1.0], self.left + 14, self.end - 14)
 
     def svg(self, title: str) -> str:
         parts = self._axes()
-        parts += [self._one(index, one) for index, one in enumerate(self.series)]
+        drawn = [self._one(index, one) for index, one in enumerate(self.series)]
+        parts += reversed(drawn)  # the first is on top
         parts += self._reference()
         return picture(self.kind, title, self.bottom + 52, parts)
 
     def _axes(self) -> list[str]:
         parts = [text_at(0, 13, self.y_axis.name, "start", "label")]
         for tick in self.y_ticks:
-            parts.append(_line(self.left, self.y(tick), self.right, self.y(tick), "grid"))
+            parts.append(line(self.left, self.y(tick), self.right, self.y(tick), "grid"))
             parts.append(text_at(self.left - 8, self.y(tick) + 4, self.y_axis.text(tick), "end"))
         for tick in self._x_ticks():
-            parts.append(_line(self.x(tick), self.bottom, self.x(tick), self.bottom + 5, "axis"))
+            parts.append(line(self.x(tick), self.bottom, self.x(tick), self.bottom + 5, "axis"))
             parts.append(text_at(self.x(tick), self.bottom + 20, self.x_axis.text(tick)))
         for number, slot in enumerate(self.slots):
             left = self.end + number * self.slot_width
-            parts.append(_line(left, self.top, left, self.bottom + 5, "axis"))
+            parts.append(line(left, self.top, left, self.bottom + 5, "axis"))
             parts.append(text_at(left + self.slot_width / 2, self.bottom + 20, slot, style="label"))
         middle = (self.left + self.end) / 2
-        parts.append(_line(self.left, self.bottom, self.right, self.bottom, "axis"))
+        parts.append(line(self.left, self.bottom, self.right, self.bottom, "axis"))
         parts.append(text_at(middle, self.bottom + 44, self.x_axis.name, style="label"))
         return parts
 
@@ -185,6 +214,8 @@ class _Lines:
         if self.x_axis.whole:
             ticks = self.x.ticks(room)
             return [tick for tick in ticks if tick == int(tick)]
+        if self.x_axis.fitted:
+            return self.x.ticks(room)
         values = sorted({p.x for one in self.series for p in one.points if p.slot is None})
         gaps = [self.x(b) - self.x(a) for a, b in pairwise(values)]
         return values if not gaps or min(gaps) > 46 else self.x.ticks(room)
@@ -194,7 +225,7 @@ class _Lines:
             return []
         y = self.y(self.reference.value)
         return [
-            _line(self.left, y, self.right, y, "reference"),
+            line(self.left, y, self.right, y, "reference"),
             text_at(self.right - 6, y - 6, self.reference.label, "end", "halo"),
         ]
 
@@ -204,13 +235,17 @@ class _Lines:
             f"{'L' if number else 'M'}{self.x(p.x):.1f} {self.y(p.y):.1f}"
             for number, p in enumerate(joined)
         )
-        parts = [f'<path class="join" d="{path}"{_dash(index)}/>'] if len(joined) > 1 else []
+        is_line = one.joined and len(joined) > 1
+        parts = [f'<path class="join" d="{path}"{_dash(index)}/>'] if is_line else []
         for point in [*joined, *(p for p in one.points if p.slot is not None)]:
             x, y = self._place(index, point), self.y(point.y)
             if point.spread > 0:
                 low = self.y(max(point.y - point.spread, self.y.low))
-                parts.append(_line(x, low, x, self.y(point.y + point.spread), "error"))
-            parts.append(_hit(x, y, point.tip, _mark(index, x, y, point.slot is not None)))
+                parts.append(line(x, low, x, self.y(point.y + point.spread), "error"))
+            drawn = mark(index, x, y, point.slot is not None)
+            if point.mark:
+                drawn += text_at(x, y - 11, point.mark, "middle", "halo")
+            parts.append(hit(x, y, point.tip, drawn))
         inside = "".join(parts)
         return f'<g class="series c{index % COLOURS}" data-series="{index}">{inside}</g>'
 
@@ -222,7 +257,7 @@ class _Lines:
         return self.end + self.slots.index(point.slot) * self.slot_width + step * (index + 1)
 
 
-def _extent(figures: Sequence[tuple[float, float]], reference: Reference | None) -> list[float]:
+def extent(figures: Sequence[tuple[float, float]], reference: Reference | None) -> list[float]:
     """Every value an axis must hold; a bar that reaches below zero is cut at the axis instead."""
     values = [value for value, _ in figures] + [value + spread for value, spread in figures]
     values += [value - spread for value, spread in figures if value > spread]
@@ -235,52 +270,6 @@ def _padded(values: Sequence[float], start: float, end: float) -> Scale:
     if low == high:
         low, high = low - 0.05, high + 0.05
     return Scale(low, high, start, end)
-
-
-def dot_chart(
-    title: str,
-    note: str,
-    rows: Sequence[tuple[str, Point]],
-    x: Axis,
-    reference: Reference | None = None,
-) -> str:
-    """Figures of things that have no order, one line each, in the order given; y is not used."""
-    return figure(title, note, "".join(_dots(rows, x, reference, kind, title) for kind in WIDTHS))
-
-
-def _dots(
-    rows: Sequence[tuple[str, Point]], x: Axis, reference: Reference | None, kind: str, title: str
-) -> str:
-    above = kind == "narrow"
-    step, top = (44.0, 30.0) if above else (28.0, 30.0)
-    longest = max((len(label) for label, _ in rows), default=0)
-    left = 12.0 if above else min(16 + 7.8 * longest, 460.0)
-    right, bottom = WIDTHS[kind] - 24.0, top + step * len(rows)
-    scale = fit(_extent([(p.x, p.spread) for _, p in rows], reference), left, right)
-    parts = [_line(left, bottom, right, bottom, "axis")]
-    for tick in scale.ticks(4 if above else 8):
-        parts.append(_line(scale(tick), top - 8, scale(tick), bottom + 5, "grid"))
-        parts.append(text_at(scale(tick), bottom + 20, x.text(tick)))
-    parts.append(text_at((left + right) / 2, bottom + 42, x.name, style="label"))
-    if reference is not None:
-        at = scale(reference.value)
-        anchor = "end" if at > (left + right) / 2 else "start"
-        parts.append(_line(at, top - 8, at, bottom, "reference"))
-        parts.append(text_at(at, 13, reference.label, anchor, "halo"))
-    for number, (label, point) in enumerate(rows):
-        y = top + step * (number + 0.5) + (9 if above else 0)
-        if above:
-            parts.append(text_at(left, y - 14, short(label, 44), "start", "label halo"))
-        else:
-            parts.append(text_at(left - 12, y + 4, short(label, 57), "end", "label"))
-        inside = []
-        if point.spread > 0:
-            low, high = max(point.x - point.spread, scale.low), point.x + point.spread
-            inside.append(_line(scale(low), y, scale(high), y, "error"))
-        inside.append(_mark(0, scale(point.x), y, point.slot is not None))
-        dot = _hit(scale(point.x), y, point.tip, "".join(inside))
-        parts.append(f'<g class="series c0">{dot}</g>')
-    return picture(kind, title, bottom + 50, parts)
 
 
 def short(text: str, length: int) -> str:

@@ -23,8 +23,11 @@ class TableCell:
     hint: str = ""
 
 
-def document(title: str, subtitle: str, sections: Sequence[str], facts: str = "") -> str:
-    """The whole page. The policy in its head forbids every request and every other script."""
+def document(
+    title: str, subtitle: str, sections: Sequence[str], facts: str = "", first: str = ""
+) -> str:
+    """The whole page, `first` above everything else. The policy in its head forbids every request
+    and every other script."""
     style, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
@@ -36,7 +39,7 @@ def document(title: str, subtitle: str, sections: Sequence[str], facts: str = ""
         '<meta name="color-scheme" content="light dark">\n'
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)} · symprune</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"<header>\n<h1>{escape(title)}</h1>\n<p>{escape(subtitle)}</p>\n</header>\n<main>\n"
+        f"<header>\n<h1>{escape(title)}</h1>\n<p>{escape(subtitle)}</p>\n{first}</header>\n<main>\n"
         + "\n".join(sections)
         + f"\n</main>\n<footer><p>Made by symprune {escape(__version__)}. {escape(facts)}</p>"
         f"</footer>\n<script>{script}</script>\n</body>\n</html>\n"
@@ -48,14 +51,46 @@ def _asset(name: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
+    """A part of the page with a heading."""
     return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
+
+
+def beside(*figures: str) -> str:
+    """Pictures next to each other, on a phone below each other."""
+    return f'<div class="beside">{"".join(figures)}</div>'
 
 
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
+def verdict(text: str) -> str:
+    """What all of it comes to, in a sentence, above everything else."""
+    return f'<p class="verdict">{escape(text)}</p>' if text else ""
+
+
+def command(text: str) -> str:
+    """A line for a terminal, with a button that copies it."""
+    return (
+        '<div class="command"><pre tabindex="0" role="region" aria-label="Command">'
+        f"<code>{escape(text)}</code></pre>"
+        '<button type="button" class="copy" hidden>Copy</button></div>'
+    )
+
+
+def filtered(label: str, *parts: str) -> str:
+    """Parts of the page under a field that leaves what has all the words in it: rows and marks."""
+    return (
+        f'<div class="filtered">\n<p class="filter"><label>{escape(label)} '
+        '<input type="search" autocomplete="off" spellcheck="false" '
+        'placeholder="words; -word leaves out"></label> <output></output></p>\n'
+        + "\n".join(parts)
+        + "\n</div>"
+    )
+
+
 def details(title: str, body: str) -> str:
+    """What is shown when it is asked for."""
     return f"<details>\n<summary>{escape(title)}</summary>\n{body}\n</details>"
 
 
@@ -74,7 +109,13 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[TableCel
     """A table that sorts by a click on a column's head; columns of numbers stand to the right.
 
     A column is of numbers when every filled cell of it has a value; a cell without one sorts last.
+    A column that no row has anything in is left out.
     """
+    filled = [
+        any(row[i].text not in ("", "–") for row in rows) or not rows for i in range(len(columns))
+    ]
+    columns = [name for name, has in zip(columns, filled, strict=True) if has]
+    rows = [[cell for cell, has in zip(row, filled, strict=True) if has] for row in rows]
     numeric = [
         any(row[i].value is not None for row in rows)
         and all(row[i].value is not None or row[i].text in ("", "–") for row in rows)

@@ -1,19 +1,37 @@
-"""The page of a sweep: perplexity against sparsity per method, and every cell in a table."""
+"""The page of a sweep: what is best, how to do it again, pictures, and every cell in a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from symprune.eval.report import charts, page
+from symprune.eval.report import bars, charts, opening, page, pareto
 from symprune.eval.report.cells import Cell, Group, groups, labels, read
 from symprune.eval.report.charts import Axis, Point, Reference, Series
 from symprune.eval.report.page import figure_cell, figure_text
+from symprune.eval.report.pareto import Choice
 from symprune.eval.report.scale import is_drawable
 
 MOST_LINES = 12
 MOST_DOTS = 40
+COSTS: tuple[tuple[str, str, str, str, Callable[[float], str]], ...] = (
+    (
+        "bits",
+        "Perplexity against bits",
+        "Bits a weight of the pruned matrices takes when packed: mask, scales and codes.",
+        "bits a weight",
+        lambda bits: f"{bits:.2f} bits",
+    ),
+    (
+        "seconds",
+        "Perplexity against the time to prune",
+        "Of the whole cell, its calibration included; the first one also embeds the text.",
+        "seconds",
+        lambda seconds: f"{seconds:,.1f} s",
+    ),
+)
+"""What a perplexity is held against: a figure of a cell, title, remark, axis, how it is written."""
 
 
 def build(path: Path) -> str:
@@ -26,7 +44,8 @@ def build(path: Path) -> str:
     title = f"Sweep of {', '.join(models[:3])}" + (" and others" if len(models) > 3 else "")
     count = f"{len(cells)} finished cell{'s' if len(cells) > 1 else ''} in {path.name}"
     sections = [part for panel in panels.values() for part in _panel(panel)]
-    return page.document(title, count, sections)
+    said = " ".join(_verdict(groups(panel), len(panels) > 1) for panel in panels.values())
+    return page.document(title, count, sections, first=page.verdict(said))
 
 
 def _panel(cells: Sequence[Cell]) -> list[str]:
@@ -39,10 +58,62 @@ def _panel(cells: Sequence[Cell]) -> list[str]:
     if any(len(group.cells) > 1 for group in shown):
         inside = page.table("One row per seed.", *_every_cell(cells))
         every = [page.details(f"All {len(cells)} cells, seed by seed", inside)]
+    parts = [_chart(shown), *_frontiers(shown), _constants(cells), table, *every]
     return [
-        page.section(f"{first.model} on {text}", page.cards(_cards(shown)), _chart(shown)),
-        page.section("All settings", _constants(cells), table, *every),
+        page.section(f"{first.model} on {text}", page.cards(_cards(shown)), _recipes(shown)),
+        page.section("All settings", page.filtered("Filter the settings", *parts)),
     ]
+
+
+def _verdict(shown: Sequence[Group], several: bool) -> str:
+    """`wanda + lsq is best at 50 % and 2:4, ria at 30 %: perplexity 31.20 (+4 %), ...`."""
+    found: dict[str, list[str]] = {}
+    figures = []
+    for amount, members in _by_amount(shown).items():
+        best = _best(members)
+        found.setdefault(best.label, []).append(amount)
+        figures.append(f"{amount} {_with_deviation(best)}{_rise(best)}")
+    dense = shown[0].first.dense
+    among = f" of {len({group.label for group in shown})} settings" if len(shown) > 1 else ""
+    said = "; ".join(f"{label} at {_listed(amounts)}" for label, amounts in found.items())
+    where = f"{shown[0].first.model} on {shown[0].first.data}: " if several else ""
+    against = "" if dense is None else f", dense {figure_text(dense)}"
+    return f"{where}Best{among}: {said}. Perplexity at {', '.join(figures)}{against}."
+
+
+def _rise(group: Group) -> str:
+    dense = group.first.dense
+    if not dense or dense < 0 or not is_drawable(group.perplexity):
+        return ""
+    return f" ({100 * (group.perplexity / dense - 1):+,.0f} %)"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _recipes(shown: Sequence[Group]) -> str:
+    """How to make the model of the best setting at each amount."""
+    parts = []
+    for amount, members in _by_amount(shown).items():
+        best = _best(members).first
+        inside = opening.recipe_text(best.model, best.recipe)
+        parts.append(page.details(f"Make the best at {amount}: {_best(members).label}", inside))
+    return "\n".join(parts)
+
+
+def _frontiers(shown: Sequence[Group]) -> list[str]:
+    """Perplexity against what it costs: bits in a packed file, or where all take the same, time."""
+    dense = shown[0].first.dense
+    for name, title, note, axis, text in COSTS:
+        choices = [
+            Choice(f"{group.label}, {group.first.amount}", cost, group.perplexity)
+            for group in shown
+            if (cost := group.mean(name)) is not None
+        ]
+        if drawn := pareto.figure(title, note, choices, axis, text, dense=dense):
+            return [drawn]
+    return []
 
 
 def _by_amount(shown: Sequence[Group]) -> dict[str, list[Group]]:
@@ -143,7 +214,7 @@ def _dots(drawn: Sequence[Group], notes: list[str], reference: Reference | None)
         rows.append((name, Point(point.y, 0.0, point.tip, point.spread, point.slot)))
     where = f" at {next(iter(amounts))}" if len(amounts) == 1 else ""
     x = Axis("perplexity, lower is better")
-    return charts.dot_chart(f"Perplexity{where}", " ".join(notes), rows, x, reference)
+    return bars.dot_chart(f"Perplexity{where}", " ".join(notes), rows, x, reference)
 
 
 def _constants(cells: Sequence[Cell]) -> str:
@@ -168,7 +239,7 @@ def _caption(shown: Sequence[Group]) -> str:
 
 def _rows(shown: Sequence[Group]) -> tuple[list[str], list[list[page.TableCell]]]:
     columns = ["setting", "asked", "perplexity", "seeds", "× dense", "sparsity"]
-    columns += ["relative error", "seconds"]
+    columns += ["bits a weight", "held-out error", "calibration error", "seconds"]
     rows = []
     for members in _by_amount(shown).values():
         best = _best(members)
@@ -187,6 +258,8 @@ def _row(group: Group, best: bool) -> list[page.TableCell]:
         figure_cell(len(group.cells), "d"),
         figure_cell(ratio, ".2f"),
         page.TableCell(f"{100 * cell.sparsity:.2f} %", cell.sparsity),
+        figure_cell(group.mean("bits"), ".2f"),
+        figure_cell(group.mean("held_out_error")),
         figure_cell(group.mean("relative_error")),
         figure_cell(group.mean("seconds"), ".1f"),
     ]
@@ -200,9 +273,11 @@ def _every_cell(cells: Sequence[Cell]) -> tuple[list[str], list[list[page.TableC
             page.TableCell(cell.amount, cell.asked),
             page.TableCell(str(cell.recipe.get("seed", "–"))),
             figure_cell(cell.perplexity),
+            figure_cell(cell.held_out_error),
             figure_cell(cell.relative_error),
             figure_cell(cell.seconds, ".1f"),
         ]
         for cell in cells
     ]
-    return ["setting", "asked", "seed", "perplexity", "relative error", "seconds"], rows
+    columns = ["setting", "asked", "seed", "perplexity", "held-out error", "calibration error"]
+    return [*columns, "seconds"], rows

@@ -11,6 +11,17 @@ import typer
 from rich.table import Table
 
 from symprune.cli import console
+from symprune.errors import SympruneError
+from symprune.fed.cli.promises import (
+    Clip,
+    Delta,
+    Epsilon,
+    Honest,
+    Noise,
+    Rate,
+    read_shared_promise,
+    say_promise,
+)
 from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:
@@ -28,7 +39,7 @@ def deploy(
         list[str] | None, typer.Option(help="Own data of node 0, 1, ...; repeatable.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="logistic, softmax, linear or a network.")
+        str | None, typer.Option(help="logistic, softmax, linear, a network or module:function.")
     ] = None,
     split: Annotated[str, typer.Option(help="iid, class:2, dirichlet:0.5, user, ...")] = "iid",
     clients: Annotated[int, typer.Option(help="Number of nodes.")] = 2,
@@ -41,6 +52,16 @@ def deploy(
     ] = None,
     l2: Annotated[float, typer.Option(help="Ridge l2/2 ||w||^2.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    robust: Annotated[
+        str | None,
+        typer.Option(help="Against hostile replies: norm:1000 (default), krum:1, trimmed:0.2, ..."),
+    ] = None,
+    clip: Clip = None,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    noise: Noise = None,
+    rate: Rate = 1.0,
+    honest: Honest = None,
     host: Annotated[
         str, typer.Option(help="The SuperLink's name or address, as the nodes will call it.")
     ] = "127.0.0.1",
@@ -48,33 +69,57 @@ def deploy(
     node_port: Annotated[int, typer.Option(help="Node i listens on this port + i.")] = 9094,
     timeout: Annotated[float, typer.Option(help="Seconds a round waits for a node.")] = 600,
     telemetry: Annotated[bool, typer.Option(help="Let Flower report usage to its makers.")] = False,
+    rotate_keys: Annotated[
+        bool, typer.Option(help="New keys and certificate first, for SuperLink and nodes.")
+    ] = False,
     only_prepare: Annotated[
         bool, typer.Option(help="Write app, keys and settings, start nothing.")
     ] = False,
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
     from symprune.fed.flower.apps import need_flower
-    from symprune.fed.problems.make import check_specs
+    from symprune.fed.problems.datasets import LOADERS
+    from symprune.fed.problems.make import CODE_FREE, check_specs
+    from symprune.fed.problems.models.user_code import is_code, locate_code
     from symprune.fed.remote.job import TrainingJob
+    from symprune.fed.robust import DEPLOYED, NONE
+    from symprune.fed.secure.keys import need_cryptography
 
     need_flower()
     from symprune.fed.flower.deploy import Deployment
 
     check_specs(data, model, split)
+    if is_code(data, tuple(LOADERS)) and not own_data:
+        raise SympruneError(
+            f"{data} is code, and nodes take none from a server: give each its --own-data."
+        )
+    data, model = locate_code(data), model and locate_code(model)
     problem: dict[str, Any] = {"data": data, "model": model, "split": split, "clients": clients}
     if masks is not None:
         problem["masks"] = str(masks.resolve())
+    private = read_shared_promise(clip, epsilon, delta, noise, rate, honest, rounds, clients)
+    if private:
+        need_cryptography()
     job = TrainingJob(
         algorithm,
         parse_assignments(option or []),
         {**problem, "l2": l2, "seed": seed},
         rounds,
         seed,
+        robust or (NONE if private else DEPLOYED),
+        private,
     )
     if masks is not None:
         job.whole_problem()  # masks of another model are refused before anything starts
-    own = tuple({"data": each} for each in own_data or ())
+    own: tuple[dict[str, Any], ...]
+    own = tuple({"data": locate_code(each)} for each in own_data or ())
+    if model is not None and is_code(model, CODE_FREE):  # here the user is every owner
+        own = tuple({**each, "model": model} for each in own or ({},) * clients)
+    if private:  # as for pruning: the node's key vouches for it, and it knows the others'
+        own = tuple({**each, "secure": True} for each in own or ({},) * clients)
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
+    if rotate_keys:
+        deployment.rotate_keys()
     if only_prepare:
         deployment.prepare()
         console.say(f"App, keys and settings are in {deployment.folder}.")
@@ -83,15 +128,21 @@ def deploy(
     content = json.loads(deployment.result.read_text())
     console.out.print(_table(content))
     console.out.print(bill_table(content["bill"]))
+    if private:
+        say_promise(
+            job.promised, delta, rounds, f"clients share it, {private['honest']} are enough"
+        )
     console.say(f"Model, history and logs are in {deployment.folder}.")
     warn_of_loss(content["history"])
 
 
 def bill_table(bill: dict[str, dict[str, float]]) -> Table:
     """What communication cost, in bytes."""
-    table = Table("bytes", *bill["up"], title="The bill")
-    for way, costs in bill.items():
-        table.add_row(way, *(f"{value:,.0f}" for value in costs.values()))
+    table = Table("bytes", title="The bill")
+    for way in bill:
+        table.add_column(way, justify="right")
+    for cost in bill["up"]:
+        table.add_row(cost, *(f"{costs[cost]:,.0f}" for costs in bill.values()))
     return table
 
 
@@ -111,9 +162,10 @@ def follow(deployment: Deployment, steps: str) -> None:
 
     if deployment.over():
         return
-    with console.out.status("Starting SuperLink and SuperNodes") as status, running(deployment):
+    with console.display() as shown, running(deployment):
+        shown.tell("Starting SuperLink and SuperNodes")
         run = deployment.submit()
-        status.update(f"Run {run}: waiting for the first round")
+        shown.tell(f"Run {run}: waiting for the first round")
         done, asked = -1, time.monotonic()
         while not deployment.finished():
             if time.monotonic() > asked + ASK:
@@ -121,7 +173,7 @@ def follow(deployment: Deployment, steps: str) -> None:
                 asked = time.monotonic()
             if deployment.rounds_done() != done:
                 done = deployment.rounds_done()
-                status.update(f"Run {run}: {done} {steps}")
+                shown.tell(f"Run {run}: {done} {steps}")
             time.sleep(LOOK)
 
 

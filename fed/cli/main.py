@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from symprune.cli import console
 from symprune.errors import SympruneError
+from symprune.fed.cli import policy
 from symprune.fed.cli.deploy import bill_table, deploy, warn_of_loss
+from symprune.fed.cli.promises import (
+    Clip,
+    Delta,
+    Epsilon,
+    Honest,
+    Noise,
+    Rate,
+    read_promise,
+    say_promise,
+)
 from symprune.fed.cli.prune import prune
 from symprune.machine import durable
 from symprune.validation import check_positive, parse_assignments
@@ -30,6 +41,7 @@ app = typer.Typer(
     help="Federated sparse training, and pruning with text that stays where it is.",
     no_args_is_help=True,
 )
+app.add_typer(policy.app, name="policy")
 app.command()(prune)
 app.command()(deploy)
 
@@ -37,9 +49,11 @@ app.command()(deploy)
 @app.command()
 def run(
     algorithm: Annotated[str, typer.Option(help="Name, see `symprune fed list`.")],
-    data: Annotated[str, typer.Option(help="Data set: name or name:path.")] = "digits",
+    data: Annotated[
+        str, typer.Option(help="Data set: name, name:path or module:function.")
+    ] = "digits",
     model: Annotated[
-        str | None, typer.Option(help="logistic, softmax, linear or a network.")
+        str | None, typer.Option(help="logistic, softmax, linear, a network or module:function.")
     ] = None,
     split: Annotated[str, typer.Option(help="iid, class:2, dirichlet:0.5, user, ...")] = "iid",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
@@ -60,10 +74,25 @@ def run(
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     client_test_share: Annotated[float, typer.Option(help="Rows kept for clients' own tests.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Rounds between evaluations, 0: none; a hundredth of all.")
+    ] = None,
+    gradient_norm: Annotated[
+        bool | None, typer.Option(help="Measure the gradient's norm; for linear models.")
+    ] = None,
     clients_at_once: Annotated[
         int | None, typer.Option(help="Size of the stacks clients are computed in.")
     ] = None,
+    robust: Annotated[
+        str, typer.Option(help="Against hostile replies: norm:10, krum:1, trimmed:0.2, ...")
+    ] = "none",
+    clip: Clip = None,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    noise: Noise = None,
+    rate: Rate = 1.0,
+    honest: Honest = None,
+    device: Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")] = "cpu",
     gap: Annotated[bool, typer.Option(help="Also solve centrally and report the gap.")] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to and resume from.")
@@ -74,10 +103,14 @@ def run(
     """Run one algorithm on one federated problem."""
     from symprune.criteria import allow_code
     from symprune.fed.algorithms import choose
+    from symprune.fed.devices import read_device
     from symprune.fed.problems.make import make_problem
+    from symprune.fed.problems.models.user_code import allow_code as allow_own_code
     from symprune.fed.simulate import simulate
 
+    allow_own_code(data, model)
     check_positive(rounds=rounds)
+    place = read_device(device)
     options = parse_assignments(option or [])
     if sparsity is not None:
         options["sparsity"] = sparsity
@@ -87,6 +120,11 @@ def run(
         allow_code(mask_score)
         options["mask_score"] = mask_score
     chosen = choose(algorithm, **options)
+    promised = read_promise(clip, epsilon, delta, noise, rate, honest, rounds)
+    if promised is not None:
+        from symprune.fed.private_users import private_users
+
+        chosen = private_users(chosen, promised)
     if output is not None:
         _make(output, HISTORY, MODEL, BILL)
     problem = make_problem(
@@ -101,20 +139,27 @@ def run(
         client_test_share=client_test_share,
         masks=masks,
     )
-    result = simulate(
-        chosen,
-        problem,
-        rounds,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        optimum=_optimum(problem) if gap else None,
-        clients_at_once=clients_at_once,
-        checkpoint=checkpoint,
-        progress=not quiet,
-    )
+    with console.display(not quiet) as shown:
+        shown.tell(f"{chosen.name} on {problem.name}")
+        result = simulate(
+            chosen,
+            problem.to(place),
+            rounds,
+            seed=seed,
+            evaluate_every=max(1, rounds // 100) if evaluate_every is None else evaluate_every,
+            gradient_norm=gradient_norm,
+            optimum=_optimum(problem) if gap else None,
+            clients_at_once=clients_at_once,
+            robust=robust,
+            checkpoint=checkpoint,
+            progress=lambda record: shown.count("rounds", record["round"], rounds, _now(record)),
+        )
     bill = result.ledger.bill(result.history[-1]["round"])
     console.out.print(_result_table(result, problem))
     console.out.print(bill_table(bill))
+    if promised is not None:
+        who = "the server adds it" if honest is None else "clients share it"
+        say_promise(promised, delta, result.history[-1]["round"], who)
     if output is not None:
         with _writing(output):
             _write(output, result, problem, bill)
@@ -123,19 +168,38 @@ def run(
 
 
 @app.command("list")
-def list_algorithms() -> None:
-    """All algorithms: what they do, what they send, their options."""
+def list_algorithms(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also papers, what is sent, and every option.")
+    ] = False,
+) -> None:
+    """All algorithms and what they do; with --all what they send, and their options."""
     from symprune.fed.algorithms import ALGORITHMS, options_of
 
-    table = Table(show_lines=False, header_style="bold")
-    for column in ("algorithm", "what it does", "sends", "options"):
-        table.add_column(column, overflow="fold")
-    for name, cls in sorted(ALGORITHMS.items()):
-        first = (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
-        names = ", ".join(options_of(cls))
-        about = Text.assemble(first, "\n", (cls.paper, "dim"))
-        table.add_row(name, about, cls.sends, names)
+    found = sorted(ALGORITHMS.items())
+    if everything:
+        table = Table("algorithm", "what it does", "from", "sends", "options")
+        for name, kind in found:
+            table.add_row(name, _about(kind), kind.paper, kind.sends, ", ".join(options_of(kind)))
+        console.out.print(table)
+        return
+    table = Table("family", "algorithms")
+    families: dict[str, list[str]] = {}
+    for name, kind in found:
+        family = sys.modules[kind.__module__.rpartition(".")[0]]
+        families.setdefault((family.__doc__ or "").strip(), []).append(name)
+    for about, names in families.items():
+        table.add_row(about, ", ".join(names))
     console.out.print(table)
+    console.say(
+        f"{len(found)} algorithms; --all shows what each does, its paper, what it sends and its "
+        "options."
+    )
+
+
+def _about(kind: type) -> str:
+    """The first paragraph of what an algorithm says of itself."""
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
 @app.command()
@@ -156,9 +220,8 @@ def compare(
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
-    with console.out.status("") as status:
-        tell = lambda said: status.update(Text(said))  # noqa: E731
-        lines = [run_entry(problem, entry, setting, tell) for entry in plan.entries]
+    with console.display() as shown:
+        lines = [run_entry(problem, entry, setting, shown.tell) for entry in plan.entries]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
     from symprune.fed.compare.plots import plot, plot_bill
@@ -180,6 +243,12 @@ def _optimum(problem: Problem) -> Any:
     from symprune.fed.problems.optimum import minimise
 
     return minimise(problem)
+
+
+def _now(record: Record) -> str:
+    """The figure to watch."""
+    shown = next((name for name in ("accuracy", "r2", "loss") if name in record), None)
+    return "" if shown is None else f"{shown} {record[shown]:.4f}"
 
 
 def _result_table(result: Result, problem: Problem) -> Table:
@@ -245,7 +314,7 @@ def _write(
         "history": result.history,
     }
     durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
-    tensors = {name: part.contiguous().clone() for name, part in result.parameters.items()}
+    tensors = {name: part.cpu().contiguous().clone() for name, part in result.parameters.items()}
     durable.write_tensors(folder / MODEL, tensors)
     title = f"{result.algorithm.name} on {problem.name}"
     plot_traffic(result.history, problem.clients, folder / BILL, title)

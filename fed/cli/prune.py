@@ -12,6 +12,7 @@ from rich.table import Table
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, expand
+from symprune.cli.showing import show_forecast
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.machine import durable
@@ -63,6 +64,15 @@ def prune(
             "--secure-sum", rich_help_panel=PRIVACY, help="The server sees only the clients' sum."
         ),
     ] = False,
+    allow_few_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--allow-few-tokens",
+            rich_help_panel=PRIVACY,
+            help="--deploy: nodes send plain sums of however little text, which give its words "
+            "away.",
+        ),
+    ] = False,
     epsilon: Annotated[
         float | None,
         typer.Option(
@@ -80,6 +90,14 @@ def prune(
             rich_help_panel=PRIVACY,
             help="A window may differ from the reference by so much (root mean square, relative). "
             "[dim]\\[0.5][/dim]",
+        ),
+    ] = None,
+    honest: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=PRIVACY,
+            help="With --secure-sum clients share the noise; so many are counted on. "
+            "[dim]\\[as many as every sum has for sure][/dim]",
         ),
     ] = None,
     reference: Annotated[
@@ -127,6 +145,7 @@ def prune(
     ] = None,
     eval_windows: o.EvalWindows = None,
     json_file: o.JsonFile = None,
+    dry_run: o.DryRun = False,
     loading: Loading,
     deploy: Annotated[
         Path | None,
@@ -178,7 +197,7 @@ def prune(
     chosen = o.with_step(chosen, "refine", refine, steps)
     fitting = o.select_given(iters=update_iters, rounds=rounds)
     chosen = o.with_step(chosen, "update", update, fitting)
-    noised = o.select_given(delta=delta, clip=clip)
+    noised = o.select_given(delta=delta, clip=clip, honest=honest)
     if epsilon is None and (noised or reference is not None):
         option = next(iter(noised), "reference")
         raise SympruneError(f"--{option} goes with --epsilon.")
@@ -187,15 +206,20 @@ def prune(
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
         loading.access(), compute_dtype, **o.select_given(aggregate=aggregate, gram_bits=gram_bits),
+        allow_few_tokens=allow_few_tokens,
     )  # fmt: skip
     durable.check_file(json_file, o.JSON)
     asked = o.select_given(port=port, node_port=node_port, timeout=timeout)
     if deploy is not None:
+        if dry_run:
+            raise SympruneError("--dry-run is of a run in this process: leave out --deploy.")
         _deploy(job, deploy, asked, json_file)
         return
+    if allow_few_tokens:
+        raise SympruneError("--allow-few-tokens goes with --deploy: here nothing is sent.")
     for option in asked:
         raise SympruneError(f"--{option.replace('_', '-')} goes with --deploy.")
-    _do(job, json_file)
+    _do(job, json_file, dry_run)
 
 
 def _deploy(job: Any, folder: Path, asked: dict[str, Any], json_file: Path | None) -> None:
@@ -219,12 +243,21 @@ def _deploy(job: Any, folder: Path, asked: dict[str, Any], json_file: Path | Non
     o.write_json(json_file, record)
 
 
-def _do(job: Any, json_file: Path | None) -> None:
+def _do(job: Any, json_file: Path | None, dry_run: bool) -> None:
     from symprune.fed.pruning import job as jobs
 
     console.prepare_libraries()
+    found: list[Any] = []
+
+    def begin(forecast: Any) -> bool:
+        found.append(forecast)
+        return not dry_run
+
     with console.display() as shown:
-        record = jobs.prune(job, shown.tell, shown.watch, shown.watch_eval)
+        record = jobs.prune(job, shown.tell, shown.watch, shown.watch_eval, begin)
+    if dry_run:
+        show_forecast(found[0], json_file)
+        return
     console.out.print(tables.by_kind(record["layers"]))
     console.out.print(_traffic(record["federated"]))
     console.out.print(tables.summary(record))
@@ -259,12 +292,16 @@ def _promise(federated: dict[str, Any]) -> list[str]:
     expected = federated["forecast_per_client"]
     if expected["grams"]:
         notes.append(f"Up to {tables.size(expected['grams'])} a client are Gram matrices.")
+    notes += [federated["risk"]] if "risk" in federated else []
     if federated["secure_sum"]:
-        notes.append("What clients sent was added up behind pairwise masks.")
+        notes.append("What clients sent was added up behind masks: the server saw sums alone.")
     if "privacy" in federated:
         promised = federated["privacy"]
+        shared = promised["honest"] > 1
+        who = "The clients' sum" if shared else "All a client sent"
+        provided = f", if {promised['honest']} of those in it are honest" if shared else ""
         notes.append(
-            f"All a client sent is ({promised['epsilon']:g}, {promised['delta']:g})-differentially "
-            "private for each of its windows."
+            f"{who} is ({promised['epsilon']:g}, {promised['delta']:g})-differentially private for "
+            f"each window{provided}."
         )
     return notes

@@ -139,6 +139,7 @@ def _run(
         seed=seed,
         x0=setting.x0,
         evaluate_every=setting.evaluate_every,
+        gradient_norm=True if setting.metric == "gradient_norm" else None,
         optimum=setting.optimum,
         clients_at_once=setting.clients_at_once,
     ).history

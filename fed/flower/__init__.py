@@ -11,12 +11,14 @@ from symprune.fed.flower.apps import (
     simulation,
     train,
 )
+from symprune.fed.flower.resident import resident
 
 __all__ = [
     "FlowerTransport",
     "client_app",
     "prune",
     "prune_simulation",
+    "resident",
     "server_app",
     "simulation",
     "train",

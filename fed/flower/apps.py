@@ -1,6 +1,7 @@
 """Flower as the carrier: any algorithm, or any other protocol of bytes, as ServerApp and ClientApp.
 
-The only file that knows Flower (1.41), which is imported when it is needed. A letter travels as one
+The only file that knows Flower (1.41), which is imported when it is needed; torch is not, so that
+a client's process for one message starts quickly. A letter travels as one
 flat array of bytes; the server is a plain loop over the grid. To carry another protocol, give
 `server_app` a function of (transport, run config) and `client_app` one of (bytes, node).
 """
@@ -13,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from symprune.errors import SympruneError
-from symprune.fed.protocol import check
-from symprune.fed.remote.replies import deliveries
+from symprune.errors import SympruneError, check
+from symprune.fed.owner.audit import audited
 from symprune.fed.remote.transport import Answer, Node, Setting, Transport
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class FlowerTransport:
         return {client for node, client in self.numbers.items() if node in here}
 
     def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
+        from symprune.fed.remote.replies import deliveries
+
         nodes = {client: node for node, client in self.numbers.items()}
         addressed = {nodes[client]: data for client, data in sorted(letters.items())}
         mail = ask(self.grid, addressed, self.timeout)
@@ -165,7 +168,12 @@ def client_app(answer: Answer, given: Mapping[str, Any] | None = None) -> Client
     def reply(message: Message, context: Context) -> Message:
         node = _node(dict(context.node_config), {**(given or {}), **context.run_config})
         data = from_record(message.content)
-        said = str(node.number).encode() if data == WHO else answer(data, node)
+        if data == WHO:
+            said = str(node.number).encode()
+        else:
+            about = message.metadata
+            who = {"client": node.number, "from": about.src_node_id, "flower_run": about.run_id}
+            said = audited(partial(answer, data, node), data, node.folder, node.config, who)
         return Message(content=to_record(said), reply_to=message)
 
     return app

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,8 +24,12 @@ from pathlib import Path
 import psutil
 
 from symprune.errors import SympruneError
+from symprune.fed.flower.app_files import APP, CODE, CONNECTION, PROJECT
 from symprune.fed.flower.apps import QUIET, need_flower
-from symprune.fed.flower.keys import make_keys
+from symprune.fed.flower.keys import make_keys, renew_keys
+from symprune.fed.flower.signals import ending_as_exceptions, undisturbed
+from symprune.fed.flower.waiting import listens, says, stretched
+from symprune.fed.owner.policy import SETTING
 from symprune.fed.remote.deployable import Deployable
 from symprune.fed.remote.transport import Setting
 from symprune.machine import durable
@@ -40,54 +43,9 @@ BEFORE = ("lock", "error*.txt", ".*")  # what the server's folder may have befor
 NODE_ID = r'"node-id":\s*"?(\d+)'  # as `flwr ... --format json` says it
 START = 300.0  # seconds a process may take until it is ready
 HEARTBEATS = 90.0  # seconds after which Flower has missed two heartbeats of a node, 30 s each
+LAST_WORDS = 60.0  # seconds a process has to end by itself
 RETRY = 5.0  # seconds until a node that was refused tries again
 ACTIVE = b"SuperNode ID: "  # what a node says once the SuperLink has let it in
-APP = "symprune_app"
-PROJECT = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "symprune-federation"
-version = "1.0.0"
-description = "{title} by symprune"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "symprune"
-
-[tool.flwr.app.components]
-serverapp = "{app}:server"
-clientapp = "{app}:client"
-
-[tool.flwr.app.config]
-clients = {clients}
-timeout = {timeout}
-nodes = ""
-attempt = ""
-folder = {folder}
-job = {job}
-"""
-CODE = '''"""The Flower app. symprune itself is installed on every machine."""
-
-from {client} import answer
-
-from symprune.fed.flower import client_app, server_app, {main}
-
-server = server_app({main})
-client = client_app(answer)
-'''
-CONNECTION = """[superlink]
-default = "symprune"
-
-[superlink.symprune]
-address = "{host}:{port}"
-root-certificates = {authority}
-"""
 
 
 @dataclass
@@ -130,8 +88,10 @@ class Deployment:
         app, home, keys = (self.folder / name for name in ("app", "flower", "keys"))
         for place in (app, home, self.folder / "logs", self.folder / "server"):
             place.mkdir(parents=True, exist_ok=True)
-        hosts = dict.fromkeys((self.host, LOOPBACK, "localhost"))
-        make_keys(keys, tuple(hosts), self.job.clients)
+        for place in (home, self.folder / "logs"):  # what was made before: as from now on
+            for file in (place, *place.glob("*.db*"), *place.glob("*.log")):
+                file.chmod(0o700 if file.is_dir() else 0o600)
+        make_keys(keys, self.hosts, self.job.clients)
         quoted = json.dumps  # a JSON string is a TOML string
         project = PROJECT.format(
             app=APP,
@@ -144,9 +104,32 @@ class Deployment:
         durable.write_text(app / "pyproject.toml", project)
         code = CODE.format(client=self.job.client_module, main=self.job.server_main)
         durable.write_text(app / f"{APP}.py", code)
+        for number in range(self.job.clients):
+            if not self.policy_file(number).exists():  # an owner may have changed it
+                self.job.policy().save(self.policy_file(number))
         authority = quoted(str(keys / "ca.crt"))
         connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
         durable.write_text(home / "config.toml", connection)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.host, LOOPBACK, "localhost")))
+
+    def rotate_keys(self) -> None:
+        """A new certificate and key for the SuperLink and a new key for every node, while nothing
+        runs; the nodes' old keys are taken off the SuperLink's list when it starts again."""
+        if self.processes:
+            raise SympruneError("Keys are rotated while the deployment does not run.")
+        self.prepare()
+        renew_keys(self.folder / "keys", self.hosts, self.job.clients)
+        file = self.folder / "nodes.json"
+        if file.exists():
+            old = [-abs(node) for node in parse_json(file.read_text())]
+            durable.write_text(file, json.dumps(old))
+
+    def policy_file(self, number: int) -> Path:
+        """What the owner of a node allows, written for this job and the owner's from then on."""
+        return self.folder / "policies" / f"node-{number}.yaml"
 
     def _asked(self) -> str:
         """The job and the owners' settings, without how far it is to go."""
@@ -191,7 +174,7 @@ class Deployment:
         switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
         command = ["flower-superlink", *_flags(options), *switches]
         self._start("superlink", self.host, self.port, command)
-        if not self._wait("superlink", lambda: _listens(self.host, self.port)):
+        if not self._wait("superlink", lambda: listens(self.host, self.port)):
             log = self.folder / "logs" / "superlink.log"
             raise SympruneError(f"The SuperLink did not start, see {log}.")
 
@@ -199,13 +182,18 @@ class Deployment:
         """The nodes' ids in the order of their clients; each key is registered once."""
         file = self.folder / "nodes.json"
         nodes: list[int] = parse_json(file.read_text()) if file.exists() else []
+        retired = [-node for node in nodes if node < 0]  # whose keys were rotated
+        for node in retired:
+            self.flwr("supernode", "unregister", str(node), "symprune")
+        if retired:
+            nodes = []
         for number in range(len(nodes), self.job.clients):
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
             ids = [int(node) for node in re.findall(NODE_ID, said)]
             if not ids:  # if it is registered and a crash kept its id from us, this is the one
                 listed = re.findall(NODE_ID, self.flwr("supernode", "list", "symprune"))
-                ids = [node for node in map(int, listed) if node not in nodes]
+                ids = [node for node in map(int, listed) if node not in (*nodes, *retired)]
             if len(ids) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
             nodes += ids
@@ -221,9 +209,13 @@ class Deployment:
         heartbeats and turns its successor away; so a node that is refused tries again meanwhile.
         """
         config = f'client={number} folder="{self.folder / f"client-{number}"}"'
-        for name, value in (self.settings[number] if self.settings else {}).items():
-            config += f" {name}={json.dumps(value)}"
         keys, port = self.folder / "keys", self.node_port + number
+        own: dict[str, Setting] = {SETTING: str(self.policy_file(number))}
+        own |= self.settings[number] if self.settings else {}
+        if own.get("secure"):  # the node's key vouches for it, and it knows the others'
+            own = {"node_key": str(keys / f"node-{number}.key"), "peers": str(keys), **own}
+        for name, value in own.items():
+            config += f" {name}={json.dumps(value)}"
         options = {
             "--superlink": f"{self.host}:{self.port}",
             "--host": LOOPBACK,
@@ -237,7 +229,7 @@ class Deployment:
         while True:
             before = log.stat().st_size if log.exists() else 0
             self._start(name, LOOPBACK, port, command)
-            if self._wait(name, partial(_says, log, before, ACTIVE)):
+            if self._wait(name, partial(says, log, before, ACTIVE)):
                 return
             self._bury(name)
             if time.monotonic() > end:
@@ -295,14 +287,15 @@ class Deployment:
         return done.stdout + done.stderr
 
     def stop(self) -> None:
-        """End every process that was started, nodes first."""
-        for name in sorted(self.processes, key=lambda name: name == "superlink"):
-            self.kill(name, signal.SIGTERM)
-        strays = [process for process in psutil.process_iter() if self._started(process)]
-        for stray in strays:
-            with suppress(psutil.Error):
-                stray.kill()
-        psutil.wait_procs(strays, 60)
+        """End every process that was started, nodes first, however often this is interrupted."""
+        with undisturbed():
+            for name in sorted(self.processes, key=lambda name: name == "superlink"):
+                self.kill(name, signal.SIGTERM)
+            strays = [process for process in psutil.process_iter() if self._started(process)]
+            for stray in strays:
+                with suppress(psutil.Error):
+                    stray.kill()
+            psutil.wait_procs(strays, stretched(LAST_WORDS))
 
     def kill(self, name: str, how: signal.Signals) -> None:
         """End one process. Those that Flower started for it watch it and should follow by
@@ -311,15 +304,17 @@ class Deployment:
         if process.poll() is None:
             process.send_signal(how)
         try:
-            process.wait(60)
+            process.wait(stretched(LAST_WORDS))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
     def _start(self, name: str, host: str, port: int, command: list[str]) -> None:
-        if _listens(host, port):
+        if listens(host, port):
             raise SympruneError(f"Port {port} of this machine is taken; choose another.")
-        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+        kept = self.folder / "logs" / f"{name}.log"
+        private = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(private, "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [_program(command[0]), *command[1:]],
                 env=self._environment(),
@@ -328,11 +323,12 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=self.folder,
+                umask=0o077,  # the SuperLink's database holds every message
             )
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> bool:
         """Whether a process that was started became ready before it ended."""
-        end = time.monotonic() + START
+        end = time.monotonic() + stretched(START)
         while not ready():
             if self.processes[name].poll() is not None:
                 return ready()
@@ -367,20 +363,16 @@ class Deployment:
 def running(deployment: Deployment) -> Iterator[Deployment]:
     """The deployment while it runs; afterwards nothing of it is left running."""
     deployment.prepare()
-    try:
-        deployment.start()
-        yield deployment
-    finally:
-        deployment.stop()
+    with ending_as_exceptions():
+        try:
+            deployment.start()
+            yield deployment
+        finally:
+            deployment.stop()
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:
     return [text for name, value in options.items() for text in (name, str(value))]
-
-
-def _says(log: Path, since: int, words: bytes) -> bool:
-    """Whether a log has the words behind the byte `since`."""
-    return words in log.read_bytes()[since:]
 
 
 def _program(name: str) -> str:
@@ -388,12 +380,3 @@ def _program(name: str) -> str:
     if not beside.exists():
         raise SympruneError(f"{name} is not installed beside {sys.executable}.")
     return str(beside)
-
-
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        try:
-            return probe.connect_ex((host, port)) == 0
-        except (OSError, UnicodeError) as error:
-            raise SympruneError(f"There is no machine called {host!r}: {error}.") from error

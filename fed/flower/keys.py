@@ -15,6 +15,7 @@ from typing import Any
 from symprune.errors import SympruneError
 
 YEARS = 2
+AUTHORITY = "symprune federation"
 
 
 def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
@@ -31,6 +32,17 @@ def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
             _node(folder, number)
 
 
+def renew_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
+    """A new key and certificate for the SuperLink, from the same authority, so that nodes need no
+    new one to trust it; and new keys for the nodes, whose public halves must be registered."""
+    from cryptography.hazmat.primitives import serialization
+
+    secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    _server(folder, hosts, secret)
+    for number in range(nodes):
+        _node(folder, number)
+
+
 def _hosts(certificate: Path) -> set[str]:
     """The names and addresses that a certificate is for."""
     from cryptography import x509
@@ -43,14 +55,9 @@ def _hosts(certificate: Path) -> set[str]:
 def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    authority, server = (
-        ec.generate_private_key(ec.SECP384R1()),
-        ec.generate_private_key(ec.SECP384R1()),
-    )
-    issuer = _name("symprune federation")
-    names: list[x509.GeneralName] = [_host(host) for host in hosts]
+    authority = ec.generate_private_key(ec.SECP384R1())
+    issuer = _name(AUTHORITY)
     root = (
         _certificate(issuer, issuer, authority.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -59,8 +66,21 @@ def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:
             x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
         )
     )
+    _write_key(folder / "ca.key", authority)
+    _write_certificate(folder / "ca.crt", root, authority)
+    _server(folder, hosts, authority)
+
+
+def _server(folder: Path, hosts: tuple[str, ...], authority: Any) -> None:
+    """The SuperLink's key and certificate; the certificate comes last, so that it fits the key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    server = ec.generate_private_key(ec.SECP384R1())
+    names: list[x509.GeneralName] = [_host(host) for host in hosts]
     leaf = (
-        _certificate(_name(hosts[0]), issuer, server.public_key())
+        _certificate(_name(hosts[0]), _name(AUTHORITY), server.public_key())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign_certificates=False), critical=True)
@@ -70,9 +90,7 @@ def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:
             critical=False,
         )
     )
-    _write_key(folder / "ca.key", authority)
     _write_key(folder / "superlink.key", server)
-    _write_certificate(folder / "ca.crt", root, authority)
     _write_certificate(folder / "superlink.crt", leaf, authority)
 
 

@@ -46,8 +46,8 @@ def _classes(loss: Loss, rows: Rows) -> int | None:
         return loss.classes
     if isinstance(loss, Module) and loss.row_loss is cross_entropy:
         with torch.no_grad():
-            flat = loss.initial(0).to(rows.x.dtype)
-            return loss._output(flat, rows.x[0, :1]).shape[-1]
+            flat = loss.own_start().to(rows.weights.dtype).unsqueeze(0)
+            return loss.scores(flat, rows.x[:1, :1]).shape[-1]
     return None
 
 

@@ -11,16 +11,24 @@ import gzip
 import io
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.problems.models.causal_lm import Text, cut_windows
+from symprune.fed.problems.models.user_code import is_code, load_code
 from symprune.validation import parse_json
+
+ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'\"()-\n"
+WINDOW = 32  # characters that the next one is guessed from
+MOST_CHARACTERS = 400_000  # of a file
+DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Dataset:
     test_x: Tensor | None = None
     test_y: Tensor | None = None
     users: Tensor | None = None
+    text: bool = False  # rows are windows of tokens, targets how many of each are no padding
 
     def __len__(self) -> int:
         return len(self.y)
@@ -50,9 +59,32 @@ class Dataset:
         return replace(self, x=self.x[rows], y=self.y[rows], users=users)
 
 
+def text_data(
+    texts: Sequence[Text],
+    *,
+    tokenizer: Any = None,
+    length: int = 128,
+    test: Text | None = None,
+    name: str = "text",
+) -> Dataset:
+    """Text as a data set, a user for each of the `texts`: strings, lists of strings or tokens, cut
+    into windows of `length` tokens as `cut_windows` does."""
+    cut = [cut_windows(text, length, tokenizer) for text in texts]
+    x, y = (torch.cat(parts) for parts in zip(*cut, strict=True))
+    users = torch.cat([torch.full((len(part),), i) for i, (part, _) in enumerate(cut)])
+    test_x, test_y = (None, None) if test is None else cut_windows(test, length, tokenizer)
+    return Dataset(name, x, y, 0, test_x, test_y, users, text=True)
+
+
 def load(spec: str) -> Dataset:
-    """The data set a spec names: `name` or `name:path`."""
+    """The data set a spec names: `name` or `name:path`, or the one a user's function returns."""
     check_data(spec)
+    if is_code(spec, tuple(LOADERS)):
+        made = load_code(spec, "data")()
+        if not isinstance(made, Dataset):
+            kind = type(made).__name__
+            raise SympruneError(f"The data {spec} is a {kind}, not a symprune.fed.Dataset.")
+        return made
     name, _, place = spec.partition(":")
     return LOADERS[name](place)
 
@@ -60,6 +92,8 @@ def load(spec: str) -> Dataset:
 def check_data(spec: str) -> None:
     """Fail where a spec names no data set, whether or not this machine has its files."""
     name, _, place = spec.partition(":")
+    if is_code(spec, tuple(LOADERS)):
+        return
     if name not in LOADERS:
         raise SympruneError(f"Unknown data set {name!r}; choose from {', '.join(LOADERS)}.")
     if place and name in WITHOUT_PLACE:
@@ -125,6 +159,19 @@ def idx_images(place: str, name: str) -> Dataset:
     )
 
 
+def fashion_mnist(place: str = "") -> Dataset:
+    """Fashion-MNIST of a folder, of SYMPRUNE_ASSETS or of Debian's package."""
+    root = os.environ.get("SYMPRUNE_ASSETS")
+    folders = [Path(root) / "fashion-mnist"] if root else []
+    found = [folder for folder in (*folders, DEBIAN_FASHION) if folder.is_dir()]
+    if not place and not found:
+        raise SympruneError(
+            "Fashion-MNIST is not here: give its folder (fashion-mnist:FOLDER), put it into "
+            f"SYMPRUNE_ASSETS, or install Debian's dataset-fashion-mnist ({DEBIAN_FASHION})."
+        )
+    return idx_images(place or str(found[0]), "fashion-mnist")
+
+
 def blogfeedback(place: str = "") -> Dataset:
     """UCI BlogFeedback (zip or folder). Attributes are scaled to [0, 1] over the training rows, an
     intercept is appended, and a row's owner is its source page: the first 50 columns."""
@@ -156,6 +203,28 @@ def blogfeedback(place: str = "") -> Dataset:
         torch.from_numpy(users.reshape(-1)),
     )
     return whole.with_intercept()
+
+
+def characters(place: str) -> Dataset:
+    """The next character after `WINDOW` others, in a text file or the .txt and .raw files of a
+    folder; a file is a user. Lower-case; what is none of `ALPHABET` counts as a space."""
+    path = _existing(place or str(assets("text")), "text file or folder")
+    pattern = ("*.txt", "*.raw")
+    files = [path] if path.is_file() else sorted(f for p in pattern for f in path.rglob(p))
+    x, y, users = [], [], []
+    for user, file in enumerate(files):
+        text = file.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS].lower()
+        codes = np.array([max(ALPHABET.find(c), 0) for c in text], np.float32)
+        if len(codes) <= WINDOW:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[:: WINDOW // 4]
+        x.append(windows[:, :-1])
+        y.append(windows[:, -1])
+        users.append(np.full(len(windows), user))
+    if not x:
+        raise SympruneError(f"{path} holds no text of more than {WINDOW} characters.")
+    rows, targets, owners = (_tensor(np.concatenate(part)) for part in (x, y, users))
+    return Dataset("characters", rows, targets, len(ALPHABET), users=owners)
 
 
 def leaf(place: str) -> Dataset:
@@ -279,8 +348,9 @@ LOADERS: dict[str, Callable[[str], Dataset]] = {
     "w8a": _named_libsvm("w8a"),
     "phishing": _named_libsvm("phishing"),
     "mnist": lambda place: idx_images(place, "mnist"),
-    "fashion-mnist": lambda place: idx_images(place, "fashion-mnist"),
+    "fashion-mnist": fashion_mnist,
     "blogfeedback": blogfeedback,
+    "characters": characters,
     "leaf": leaf,
     "hf": huggingface,
 }

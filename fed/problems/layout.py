@@ -106,13 +106,15 @@ class KeptLayout(FlatLayout):
         d = self.whole.dimension
         if w.shape[-1] == d:
             return w
+        if w.dim() == 2 and len(w) > 1 and w.stride(0) == 0:  # one model for all clients
+            return self.scatter(w[0]).expand(len(w), -1)
         out = w.new_zeros(*w.shape[:-1], d)
         return out.index_copy_(-1, self.positions.to(w.device), w)
 
     def gather_part(self, number: int, values: Tensor) -> Tensor:
         before = sum(self.whole.sizes[:number])
         begin, end = self.starts[number : number + 2]
-        return values.index_select(-1, self.positions[begin:end] - before)
+        return values.index_select(-1, (self.positions[begin:end] - before).to(values.device))
 
 
 def keep_layout(layout: FlatLayout, masks: Mapping[str, Tensor]) -> KeptLayout:

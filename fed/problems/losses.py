@@ -1,5 +1,5 @@
 """Local losses on stacks of clients: logistic, softmax and linear regression in closed form, and
-any `nn.Module` through `torch.func`.
+any `nn.Module`.
 
 Every function takes parameters `w [C, d]`, rows `x [C, m, ...]`, targets `y [C, m]` and row weights
 `[C, m]` (zero on padding) and treats the C clients at once. A client gets the same bits alone as in
@@ -15,10 +15,10 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
-from symprune.errors import SympruneError
 from symprune.fed.problems.layout import FlatLayout
+from symprune.fed.problems.models.module_loss import ModuleLoss, Parameters, own_randomness
 
 
 class Loss(Protocol):
@@ -28,7 +28,7 @@ class Loss(Protocol):
     def layout(self) -> FlatLayout: ...
 
     @property
-    def task(self) -> str: ...  # "classification" or "regression"
+    def task(self) -> str: ...  # "classification", "regression" or "language"
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor: ...
 
@@ -59,9 +59,9 @@ def against(x: Tensor, r: Tensor) -> Tensor:
 
 def largest_eigenvalue(x: Tensor, weights: Tensor) -> Tensor:
     """`lambda_max(X_i^T diag(weights_i) X_i)` of every client."""
-    scaled = x.double() * weights.double().sqrt().unsqueeze(-1)
     out = []
-    for rows in scaled:
+    for own, weight in zip(x, weights, strict=True):  # in double, so one after the other
+        rows = own.double() * weight.double().sqrt().unsqueeze(-1)
         small = rows.T @ rows if rows.shape[1] <= rows.shape[0] else rows @ rows.T
         out.append(torch.linalg.eigvalsh(small)[-1])
     return torch.stack(out).clamp_min(0)
@@ -175,54 +175,61 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Module:
-    """Any `nn.Module` with a loss per row; `make` builds it with its usual random start."""
+class Module(ModuleLoss):
+    """Any `nn.Module` with a loss per row. `make` builds it with its usual random start, or is the
+    module itself, which then starts from its own weights. What wants no gradient (`requires_grad`)
+    or has a name like one of the patterns in `exempt` is not trained and not sent."""
 
-    make: Callable[[], nn.Module]
+    make: Callable[[], nn.Module] | nn.Module
     row_loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     task: str = "classification"
+    exempt: tuple[str, ...] = ()
     module: nn.Module = field(init=False, compare=False, repr=False)
+    layout: FlatLayout = field(init=False, compare=False, repr=False)
+    fixed: Parameters = field(init=False, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        return f"Module({type(self.module).__name__}, {self.layout.shapes})"
+        held = f", {self.digest}" if self.fixed or any(True for _ in self.module.buffers()) else ""
+        return f"Module({type(self.module).__name__}, {self.layout.shapes}{held})"
 
     def __post_init__(self) -> None:
-        module = self.make()
-        if any(True for _ in module.buffers()):
-            raise SympruneError(
-                f"{type(module).__name__} keeps running statistics, which clients cannot share "
-                "as parameters; use GroupNorm or LayerNorm in place of BatchNorm."
+        # What is not trained must be the same everywhere, so it has a seed, whatever the run's.
+        self.adopt(self._made(0), self.exempt)
+
+    def _made(self, seed: int) -> nn.Module:
+        if isinstance(self.make, nn.Module):
+            return self.make
+        with torch.device("cpu"), own_randomness(seed, torch.device("cpu")):
+            return self.make()
+
+    def outputs(self, parameters: Parameters, x: Tensor) -> Tensor:
+        return functional_call(self.module, parameters, (x,))
+
+    def row_losses(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+        return self.row_loss(self.outputs(parameters, x), y)
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """The module's outputs for every client."""
+        with torch.no_grad():
+            if self.can_stack("outputs", self._outputs, (w[:1], x[:1, :1])):
+                return vmap(self._outputs)(w, x)
+            placed = (
+                (self._placed(own), rows.to(self.device)) for own, rows in zip(w, x, strict=True)
             )
-        object.__setattr__(self, "module", module)
+            return torch.stack([self.outputs(*each) for each in placed]).to(w.device)
 
-    @property
-    def layout(self) -> FlatLayout:
-        parameters = dict(self.module.named_parameters())
-        return FlatLayout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
-
-    def value(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        return vmap(self._one)(w, x, y, weights)
-
-    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        return vmap(grad(self._one))(w, x, y, weights)
+    def _outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        return self.outputs({**self.fixed, **self.layout.split(w)}, x)
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
-        output = vmap(self._output)(w, x)
+        output = self.scores(w, x)
         if self.task == "regression":
             return output.squeeze(-1)
         return output.argmax(-1).to(w.dtype)
 
     def initial(self, seed: int) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            fresh = dict(self.make().named_parameters())
-        return self.layout.join({name: p.detach() for name, p in fresh.items()})
-
-    def _output(self, w: Tensor, x: Tensor) -> Tensor:
-        return functional_call(self.module, self.layout.split(w), (x,))
-
-    def _one(self, w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        return (weights * self.row_loss(self._output(w, x), y)).sum()
+        fresh = dict(self._made(seed).named_parameters())
+        return self.layout.join({name: fresh[name].detach().cpu() for name in self.layout.names})
 
 
 def sigmoid(z: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.checks import check_problem
@@ -22,6 +23,8 @@ from symprune.fed.problems.losses import (
     cross_entropy,
     squared_error,
 )
+from symprune.fed.problems.models.causal_lm import CausalLM, token_weights
+from symprune.fed.problems.models.user_code import is_code, load_code
 from symprune.fed.problems.networks import NETWORKS, network
 from symprune.fed.problems.partitions import check_partition, partition
 from symprune.fed.problems.problem import Problem, Rows, stack_rows
@@ -30,13 +33,16 @@ from symprune.fed.randomness import check_seed
 from symprune.maskset import MaskSet
 from symprune.validation import check_not_negative
 
+Own = nn.Module | Loss | Callable[[], nn.Module | Loss]
+"""A model of the user's own: a module, a loss, or what makes one."""
 CONVEX = ("logistic", "softmax", "linear")
+CODE_FREE = (*CONVEX, *NETWORKS)  # models by these first words are no user's code
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def make_problem(
     data: str | Dataset = "digits",
-    model: str | None = None,
+    model: str | Own | None = None,
     split: str = "iid",
     *,
     clients: int = 10,
@@ -51,8 +57,9 @@ def make_problem(
     """A federated problem: a data set, shared out, with a loss.
 
     data: a data set, or the name that `load` knows it by. model: logistic, softmax, linear (by
-    default the one that fits the labels) or a network's name. split: how `partition` shares the
-    rows out, such as iid, class:2 or dirichlet:0.5. clients: among how many. l2: the ridge
+    default the one that fits the labels), a network's name, or a module of your own or what makes
+    one; both may be `module:function` if `allow_code` was told so. split: how `partition` shares
+    the rows out, such as iid, class:2 or dirichlet:0.5. clients: among how many. l2: the ridge
     `l2/2 ||w||^2`. nonconvex: weight of `sum_j w_j^2/(1+w_j^2)`. weighting: of a client's rows, see
     `stack_rows`. dtype: float32 or float64. seed: of the split. client_test_share: the part of
     every client's rows that is kept for its own test. masks: a `MaskSet` or the file or folder of
@@ -72,10 +79,11 @@ def make_problem(
         dataset = dataset.with_intercept()
     loss = make_loss(model, dataset)
     parts = [(dataset.x[i], dataset.y[i]) for i in partition(dataset, split, clients, seed)]
-    name = f"{dataset.name} ({model}, {split}, {clients} clients)"
+    called = model if isinstance(model, str) else type(getattr(loss, "module", loss)).__name__
+    name = f"{dataset.name} ({called}, {split}, {clients} clients)"
     test = None
     if dataset.test_x is not None and dataset.test_y is not None:
-        test = stack_rows([(dataset.test_x, dataset.test_y)])
+        test = _stack([(dataset.test_x, dataset.test_y)], "mean", dataset)
     if model == "linear" and weighting == "sum":
         if nonconvex or client_test_share:
             raise SympruneError(
@@ -85,8 +93,9 @@ def make_problem(
         return _finished(normal_equations(parts, l2, test, name), masks)
     own_test = None
     if client_test_share:
-        parts, own_test = _hold_out(parts, client_test_share, seed)
-    rows = stack_rows(parts, weighting)
+        parts, held = _hold_out(parts, client_test_share, seed)
+        own_test = _stack(held, "mean", dataset)
+    rows = _stack(parts, weighting, dataset)
     return _finished(Problem(loss, rows, l2, nonconvex, test, own_test, name=name), masks)
 
 
@@ -99,13 +108,17 @@ def check_specs(data: str, model: str | None, split: str) -> None:
 
 
 def check_model(model: str) -> None:
-    known = (*CONVEX, *NETWORKS)
-    if model.partition(":")[0] not in known:
+    known = CODE_FREE
+    if not is_code(model, known) and model.partition(":")[0] not in known:
         raise SympruneError(f"Unknown model {model!r}; choose from {', '.join(known)}.")
 
 
-def make_loss(model: str, data: Dataset) -> Loss:
-    """The loss a model's name stands for on this data."""
+def make_loss(model: str | Own, data: Dataset) -> Loss:
+    """The loss a model, or its name, stands for on this data."""
+    if not isinstance(model, str) or is_code(model, CODE_FREE):
+        return _own_loss(model, data)
+    if data.text:
+        raise SympruneError(f"Model {model} does not read text; {data.name} needs one of your own.")
     features = data.x.shape[1:]
     if model in CONVEX and len(features) != 1:
         raise SympruneError(
@@ -132,25 +145,58 @@ def make_loss(model: str, data: Dataset) -> Loss:
     return Module(make, squared_error, "regression")
 
 
+def _own_loss(model: str | Own, data: Dataset) -> Loss:
+    """The loss of a user's module: that of a language model on text, else by the targets."""
+    name, make = "The model", cast(Any, model)
+    if isinstance(model, str):
+        name, make = f"The model {model}", load_code(model, "model")
+    made = make() if callable(make) and not isinstance(make, nn.Module) else make
+    if not isinstance(made, nn.Module):
+        if hasattr(made, "layout") and hasattr(made, "gradient"):
+            return made
+        raise SympruneError(f"{name} is a {type(made).__name__}, not an nn.Module or a Loss.")
+    if data.text:
+        loss = CausalLM(made)
+        loss.check_tokens(data.x)
+        return loss
+    if data.classes and bool((data.y < 0).any()):
+        raise SympruneError(f"Networks need labels 0, 1, ...; {data.name} has -1 and +1.")
+    if data.classes:
+        return Module(make, cross_entropy, "classification")
+    return Module(make, squared_error, "regression")
+
+
+def _stack(parts: list[tuple[Tensor, Tensor]], weighting: str, data: Dataset) -> Rows:
+    """Clients' rows; of text every token weighs the same."""
+    rows = stack_rows(parts, weighting)
+    if not data.text:
+        return rows
+    return replace(rows, weights=token_weights(rows.weights, rows.y, data.x.shape[1]))
+
+
 def _finished(problem: Problem, masks: Mapping[str, Tensor] | None) -> Problem:
     check_problem(problem)
     return problem if masks is None else problem.masked(masks)
 
 
 def _cast(data: Dataset, dtype: torch.dtype) -> Dataset:
-    cast = lambda t: None if t is None else t.to(dtype)  # noqa: E731
+    """Numbers in this type; tokens stay whole."""
+
+    def rows(x: Tensor) -> Tensor:
+        return x.to(dtype) if x.is_floating_point() else x
+
     return replace(
         data,
-        x=data.x.to(dtype),
+        x=rows(data.x),
         y=data.y.to(dtype),
-        test_x=cast(data.test_x),
-        test_y=cast(data.test_y),
+        test_x=None if data.test_x is None else rows(data.test_x),
+        test_y=None if data.test_y is None else data.test_y.to(dtype),
     )
 
 
 def _hold_out(
     parts: list[tuple[Tensor, Tensor]], share: float, seed: int
-) -> tuple[list[tuple[Tensor, Tensor]], Rows]:
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
     """Split every client's rows at random into its own training and test rows."""
     train, test = [], []
     for client, (x, y) in enumerate(parts):
@@ -161,4 +207,4 @@ def _hold_out(
         held = min(max(1, round(share * len(y))), len(y) - 1)
         test.append((x[order[:held]], y[order[:held]]))
         train.append((x[order[held:]], y[order[held:]]))
-    return train, stack_rows(test)
+    return train, test

@@ -85,30 +85,72 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(NORM_GROUPS, width)
+        self.norm1 = group_norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(NORM_GROUPS, width)
+        self.norm2 = group_norm(width)
         self.shortcut = nn.Sequential()
         if stride != 1 or channels != width:
             narrow = nn.Conv2d(channels, width, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(narrow, nn.GroupNorm(NORM_GROUPS, width))
+            self.shortcut = nn.Sequential(narrow, group_norm(width))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm1(self.conv1(x)).relu()
         return (self.norm2(self.conv2(inner)) + self.shortcut(x)).relu()
 
 
+def group_norm(width: int) -> nn.GroupNorm:
+    """In 32 groups, or in pairs of channels where there are fewer than 64."""
+    return nn.GroupNorm(min(NORM_GROUPS, width // 2), width)
+
+
+def residual_network(
+    shape: tuple[int, ...], classes: int, widths: tuple[int, ...], blocks: int, smallest: int
+) -> nn.Module:
+    """So many blocks at each width, for small images: first convolution 3x3, no pooling before the
+    blocks."""
+    (channels, _), prepare = _image(shape, smallest)
+    first = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+    layers: list[nn.Module] = [*prepare, first, group_norm(widths[0]), nn.ReLU()]
+    channels = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            layers.append(ResidualBlock(channels, width, 2 if stage and not block else 1))
+            channels = width
+    pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, *pool, nn.Linear(channels, classes))
+
+
 def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """ResNet-18 for small images (first convolution 3x3, no pooling before the blocks)."""
-    (channels, _), prepare = _image(shape, smallest=32)
-    first = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-    layers: list[nn.Module] = [*prepare, first, nn.GroupNorm(NORM_GROUPS, 64), nn.ReLU()]
-    channels = 64
-    for stage, width in enumerate((64, 128, 256, 512)):
-        layers.append(ResidualBlock(channels, width, 1 if stage == 0 else 2))
-        layers.append(ResidualBlock(width, width, 1))
-        channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    """ResNet-18 for small images, with GroupNorm."""
+    return residual_network(shape, classes, (64, 128, 256, 512), 2, smallest=32)
+
+
+def resnet20(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """He et al.'s ResNet-20 for small images, with GroupNorm: 0.27 million weights."""
+    return residual_network(shape, classes, (16, 32, 64), 3, smallest=8)
+
+
+class CharacterLSTM(nn.Module):
+    """Two LSTM layers over a row of character codes and one linear layer for the next one, as
+    Scafflix has for Shakespeare (thesis, section 3.3.2)."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, 8)
+        self.lstm = nn.LSTM(8, width, num_layers=2, batch_first=True)
+        self.output = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(x.long()))
+        scores: Tensor = self.output(states[:, -1])
+        return scores
+
+
+def character_lstm(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """For rows of codes below the number of classes, such as the data set `characters` has."""
+    if len(shape) != 1:
+        raise SympruneError(f"Rows of shape {shape} are no sequences of characters.")
+    return CharacterLSTM(classes, width)
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -118,6 +160,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "vgg11": vgg11,
     "resnet18": resnet18,
+    "resnet20": resnet20,
+    "character-lstm": character_lstm,
 }
 
 

@@ -18,7 +18,10 @@ from symprune.fed.problems.datasets import Dataset
 
 
 def iid(data: Dataset, clients: int, seed: int) -> list[Tensor]:
-    """Shuffled and cut into parts whose sizes differ by one at most."""
+    """Shuffled and cut into parts whose sizes differ by one at most; one client has all rows in
+    their order, as it would if it had brought them."""
+    if clients == 1:
+        return [torch.arange(len(data))]
     return [torch.from_numpy(p) for p in np.array_split(_random_order(len(data), seed), clients)]
 
 

@@ -9,57 +9,30 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.layout import FlatLayout, keep_layout
 from symprune.fed.problems.losses import Loss
-from symprune.fed.problems.masked import KeptWeights, restrict
-from symprune.fed.randomness import Stream
+from symprune.fed.problems.masked import KeptWeights, place_loss, refuse_unpruned, restrict
+from symprune.fed.problems.models.causal_lm import (
+    LANGUAGE,
+    ROWS_AT_ONCE,
+    CausalLM,
+    Text,
+    cut_windows,
+    token_weights,
+)
+from symprune.fed.problems.rows import Rows, stack_rows
+from symprune.fed.randomness import LARGEST_SEED, Stream
 
-WEIGHTINGS = ("mean", "size", "sum")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of C clients, padded: `x [C, m, ...]`, `y [C, m]`, `weights [C, m]` (0 on padding)."""
-
-    x: Tensor
-    y: Tensor
-    weights: Tensor
-
-    def __getitem__(self, index: Any) -> Rows:
-        return Rows(self.x[index], self.y[index], self.weights[index])
-
-    def to(self, dtype: torch.dtype) -> Rows:
-        return Rows(self.x.to(dtype), self.y.to(dtype), self.weights.to(dtype))
-
-
-def stack_rows(parts: Sequence[tuple[Tensor, Tensor]], weighting: str = "mean") -> Rows:
-    """Clients' (x, y) stacked and padded. Row weights: `mean` 1/m_i; `size` n/N, so that
-    `(1/n) sum f_i` is the mean over all N rows; `sum` 1."""
-    if weighting not in WEIGHTINGS:
-        raise SympruneError(
-            f"Unknown weighting {weighting!r}; choose from {', '.join(WEIGHTINGS)}."
-        )
-    counts = [len(y) for _, y in parts]
-    if min(counts) == 0:
-        raise SympruneError(f"Client {counts.index(0)} has no rows.")
-    most, total = max(counts), sum(counts)
-    x = parts[0][0].new_zeros(len(parts), most, *parts[0][0].shape[1:])
-    y = x.new_zeros(len(parts), most)
-    weights = torch.zeros_like(y)
-    for i, (rows, targets) in enumerate(parts):
-        m = counts[i]
-        x[i, :m], y[i, :m] = rows, targets
-        weights[i, :m] = {"mean": 1 / m, "size": len(parts) / total, "sum": 1.0}[weighting]
-    return Rows(x, y, weights)
+__all__ = ["Constants", "Problem", "Rows", "stack_rows"]  # with the rows it is made of
 
 
 @dataclass(frozen=True)
@@ -143,24 +116,91 @@ class Problem:
         return (self.rows.weights != 0).sum(1)
 
     @property
+    def closed_form(self) -> bool:
+        """Whether value and gradient are short formulas, as those of linear models are."""
+        return hasattr(self.loss, "smoothness")
+
+    @property
     def dtype(self) -> torch.dtype:
-        return self.rows.x.dtype
+        return self.rows.weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.weights.device
+
+    def to(self, device: str | torch.device) -> Problem:
+        """The same problem with its rows and its model on this device; a run of it lives there."""
+        move = lambda rows: None if rows is None else rows.on(device)  # noqa: E731
+        return replace(
+            self,
+            loss=place_loss(self.loss, device),
+            rows=self.rows.on(device),
+            test=move(self.test),
+            client_test=move(self.client_test),
+        )
 
     def initial(self, seed: int = 0) -> Tensor:
         """The usual start: zero for the linear models, the module's own initialisation else."""
-        return self.loss.initial(seed).to(self.dtype)
+        return self.loss.initial(seed).to(self.device, self.dtype)
 
     def select(self, rows: Tensor | slice) -> Problem:
         """The same problem for the clients at these places of the stack."""
         own = None if self.client_test is None else self.client_test[rows]
         return replace(self, rows=self.rows[rows], client_test=own, ids=self.numbers[rows])
 
+    @staticmethod
+    def causal_lm(
+        model: nn.Module,
+        texts: Sequence[Text],
+        *,
+        tokenizer: Any = None,
+        length: int = 128,
+        test: Text | None = None,
+        client_tests: Sequence[Text] | None = None,
+        exempt: Sequence[str] = (),
+        l2: float = 0.0,
+        weighting: str = "mean",
+        rows_at_once: int = ROWS_AT_ONCE,
+        masks: Mapping[str, Tensor] | None = None,
+        name: str | None = None,
+    ) -> Problem:
+        """The clients' texts and a causal language model, fine-tuned from its own weights.
+
+        model: a HuggingFace model, on any device; what wants no gradient is not trained. texts: one
+        per client, a string, a list of strings, or tokens (see `cut_windows`). tokenizer: for
+        strings. length: tokens of a window. test, client_tests: text that models are judged by, one
+        for all and one for each. exempt: patterns such as *embed* and *norm* of parameters that are
+        not trained. l2, weighting: as in `make_problem`. rows_at_once: windows in one pass.
+        masks: the problem is one in the weights that they keep. name: of the problem."""
+        loss = CausalLM(model, tuple(exempt), rows_at_once)
+
+        def cut(some: Sequence[Text], how: str) -> Rows:
+            rows = stack_rows([cut_windows(text, length, tokenizer) for text in some], how)
+            loss.check_tokens(rows.x)
+            dtype = loss.own_start().dtype
+            return replace(rows, weights=token_weights(rows.weights, rows.y, length)).to(dtype)
+
+        if client_tests is not None and len(client_tests) != len(texts):
+            raise SympruneError(f"{len(client_tests)} tests for {len(texts)} clients.")
+        problem = Problem(
+            loss,
+            cut(texts, weighting),
+            l2,
+            test=None if test is None else cut([test], "mean"),
+            client_test=None if client_tests is None else cut(client_tests, "mean"),
+            name=name or f"text ({type(model).__name__}, {len(texts)} clients)",
+        )
+        return problem if masks is None else problem.masked(masks)
+
     def masked(self, masks: Mapping[str, Tensor]) -> Problem:
         """The same problem in the weights that the masks keep, such as a `MaskSet`'s: the others
         are zero and nobody's concern. Vectors of the whole model are cut to the kept weights."""
         if self.layout.digest:
             raise SympruneError(f"{self.name} has masks already.")
-        layout = keep_layout(self.layout, masks)
+        fixed = getattr(self.loss, "fixed", {})
+        refuse_unpruned(fixed, masks)
+        trained = {name: masks[name] for name in masks if name not in fixed}
+        layout = keep_layout(self.layout, trained)
         return replace(self, loss=restrict(self.loss, layout))
 
     def unmasked(self) -> Problem:
@@ -170,13 +210,18 @@ class Problem:
 
     def value(self, w: Tensor, batch: Rows | None = None) -> Tensor:
         """`f_i(w_i)` for every client, `[C]`; `w` is `[C, d]` or one `[d]` for all."""
-        w, rows = self._spread(w), batch or self.rows
-        return self.loss.value(w, rows.x, rows.y, rows.weights) + self._penalty(w)
+        w = self._spread(w)
+        return self._by_size(self.loss.value, w, batch or self.rows, ()) + self._penalty(w)
 
     def gradient(self, w: Tensor, batch: Rows | None = None) -> Tensor:
         """`grad f_i(w_i)` for every client, `[C, d]`, on all rows or on a batch of each."""
         w, rows = self._spread(w), batch or self.rows
-        gradient = self.loss.gradient(w, rows.x, rows.y, rows.weights)
+        if rows.seeds is None:
+            gradient = self._by_size(self.loss.gradient, w, rows, w.shape[1:])
+        else:
+            gradient = self.loss.noisy_gradient(  # type: ignore[attr-defined]
+                w, rows.x, rows.y, rows.weights, rows.seeds
+            )
         if self.l2:
             gradient = gradient + self.l2 * w
         if self.nonconvex:
@@ -187,7 +232,14 @@ class Problem:
         """`size` rows of each client drawn uniformly with replacement: an unbiased gradient."""
         index = stream.integers(self.counts.unsqueeze(1), size)
         share = self.rows.weights.sum(1, keepdim=True) / size
-        return self._take(index, share.expand(-1, size))
+        return self._take(index, share.expand(-1, size), self._seeds(stream))
+
+    def step_rows(self, stream: Stream, size: int | None) -> Rows | None:
+        """What a training step's gradient is of: a batch, or, without a size, all rows, with seeds
+        where there is dropout."""
+        if size is not None:
+            return self.batch(stream, size)
+        return replace(self.rows, seeds=self._seeds(stream)) if self._draws else None
 
     def epoch(self, stream: Stream, size: int) -> Iterator[tuple[Rows, Tensor]]:
         """One pass over every client's rows in random order, `size` at a time: batches weighted to
@@ -200,7 +252,8 @@ class Problem:
             index = order[:, start : start + size]
             valid = torch.arange(start, start + index.shape[1]) < self.counts.unsqueeze(1)
             held = valid.sum(1, keepdim=True).clamp_min(1)
-            yield self._take(index, valid * (total / held)), valid.any(1)
+            rows = self._take(index, valid * (total / held), self._seeds(stream))
+            yield rows, valid.any(1)
 
     def constants(self) -> Constants:
         """L_i (spectral bound), mu_i = l2, sizes; L of the mean from all rows together."""
@@ -227,7 +280,7 @@ class Problem:
         """Tells this problem from others when a run is resumed: a checksum of data and settings."""
         check = zlib.crc32(f"{self.name} {self.loss!r} {self.l2} {self.nonconvex}".encode())
         for tensor in (self.rows.x, self.rows.y, self.rows.weights):
-            check = zlib.crc32(tensor.contiguous().numpy().tobytes(), check)
+            check = zlib.crc32(tensor.cpu().contiguous().numpy().tobytes(), check)
         return f"{self.name}, checksum {check:08x}"
 
     def mean_value(self, w: Tensor) -> float:
@@ -239,8 +292,15 @@ class Problem:
         return self.gradient(w).mean(0)
 
     def evaluate(self, w: Tensor) -> dict[str, float]:
-        """On the test set: accuracy, or R2 for regression. Empty without a test set."""
+        """On the test set: accuracy, R2 for regression, perplexity for text. Empty without one."""
         return {} if self.test is None else self._score(w.unsqueeze(0), self.test)
+
+    def evaluate_each(self, w: Tensor) -> list[dict[str, float]]:
+        """One model on every client's own test rows, client by client."""
+        own = self.client_test
+        if own is None:
+            return []
+        return [self._score(w.unsqueeze(0), own[i : i + 1]) for i in range(self.clients)]
 
     def evaluate_personal(self, w: Tensor) -> dict[str, float]:
         """Every client's own model `[C, d]` on its own test rows, averaged over clients."""
@@ -250,6 +310,9 @@ class Problem:
 
     def _score(self, w: Tensor, rows: Rows) -> dict[str, float]:
         w = self.layout.gather(w)
+        if self.loss.task == LANGUAGE:
+            losses = self.loss.value(w, rows.x, rows.y, rows.weights)
+            return {"perplexity": float(losses.double().exp().mean())}
         prediction, weights = self.loss.predict(w, rows.x), rows.weights.double()
         weights = weights / weights.sum(1, keepdim=True)
         if self.loss.task == "classification":
@@ -259,14 +322,43 @@ class Problem:
         spread = (weights * (rows.y - mean).square()).sum(1)
         return {"r2": float((1 - error / spread).mean())}
 
+    def _by_size(
+        self,
+        function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+        w: Tensor,
+        rows: Rows,
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        """`function(w, x, y, weights)`, one `shape` a client, zero for a client without rows."""
+        found = [(at, function(w[at], own.x, own.y, own.weights)) for at, own in rows.buckets]
+        if len(found) == 1 and isinstance(found[0][0], slice):
+            return found[0][1]
+        out = w.new_zeros(len(w), *shape)
+        for at, part in found:
+            out[at] = part
+        return out
+
     def _spread(self, w: Tensor) -> Tensor:
         w = self.layout.gather(w)
         return w if w.dim() == 2 else w.expand(self.clients, -1)
 
     def _penalty(self, w: Tensor) -> Tensor:
+        if not self.l2 and not self.nonconvex:
+            return w.new_zeros(len(w))
         square = w.square()
         return self.l2 / 2 * square.sum(1) + self.nonconvex * (square / (1 + square)).sum(1)
 
-    def _take(self, index: Tensor, weights: Tensor) -> Rows:
+    @cached_property
+    def _draws(self) -> bool:
+        """Whether a training step draws random numbers of its own, for dropout."""
+        draws = getattr(self.loss, "draws", None)
+        return draws is not None and draws(self.rows.x[0, :1])
+
+    def _seeds(self, stream: Stream) -> Tensor | None:
+        """A seed for every client, where one is needed."""
+        return stream.integers(LARGEST_SEED, 1).squeeze(1) if self._draws else None
+
+    def _take(self, index: Tensor, weights: Tensor, seeds: Tensor | None) -> Rows:
         row = torch.arange(self.clients).unsqueeze(1)
-        return Rows(self.rows.x[row, index], self.rows.y[row, index], weights.to(self.dtype))
+        x, y = self.rows.x[row, index], self.rows.y[row, index]
+        return Rows(x, y, weights.to(self.dtype), seeds)

@@ -31,6 +31,11 @@ class Quadratic(Problem):
         sizes = torch.tensor(self.sizes)[rows].tolist()
         return replace(chosen, offset=self.offset[rows], sizes=tuple(sizes))
 
+    def to(self, device: str | torch.device) -> Problem:
+        moved = super().to(device)
+        assert isinstance(moved, Quadratic) and self.offset is not None
+        return replace(moved, offset=self.offset.to(device))
+
     def masked(self, masks: Mapping[str, Tensor]) -> Problem:
         """With the kept rows and columns of `Q_i`, the kept entries of `b_i`."""
         chosen, kept = super().masked(masks), self.rows
@@ -66,7 +71,7 @@ class Quadratic(Problem):
             float(together[-1]),
         )
 
-    def _take(self, index: Tensor, weights: Tensor) -> Rows:
+    def _take(self, index: Tensor, weights: Tensor, seeds: Tensor | None) -> Rows:
         _full_only(False)
         return self.rows
 

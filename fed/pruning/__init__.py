@@ -2,7 +2,7 @@
 
 For each block the clients return sums over their tokens, the server adds them up, decides the masks
 as `symprune.prune` would, and sends them back. `driver` is the loop, `server` and `client` the two
-sides, `messages` what goes between them; `secure_sum` and `noise` protect the sums.
+sides, `messages` what goes between them; `secure_rounds` and `noise` protect the sums.
 """
 
 from __future__ import annotations

@@ -7,22 +7,36 @@ that each message may be answered by a new process.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from symprune.engine import forward
 from symprune.engine.collect import Collector, collect
 from symprune.errors import SympruneError
-from symprune.fed.pruning import client_state, messages, noise, packed_stats, secure_sum
+from symprune.fed.mechanism import seeded_draw, system_draw
+from symprune.fed.owner.guard import UNGUARDED, Guard
+from symprune.fed.privacy import Release
+from symprune.fed.pruning import (
+    client_state,
+    exposure,
+    messages,
+    noise,
+    packed_stats,
+    secure_rounds,
+)
 from symprune.fed.pruning.aggregate import ballots, grams
-from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Settings
+from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, SHARE, UNMASK, Settings
+from symprune.fed.pruning.refusals import (
+    check_asked,
+    check_insisted,
+    check_once,
+)
+from symprune.fed.secure import masking
+from symprune.fed.secure.party import Party, Trust
 from symprune.fed.wire.payload import check_finite
 from symprune.maskset import MaskSet
 from symprune.models.layout import Layout, find_layout
@@ -40,7 +54,9 @@ class Client:
     state is read from it and written to it after each message. noise_seed makes the noise
     repeatable, for experiments only: noise that can be guessed protects nothing. stored names the
     parameters that are stored in another type than they are computed in here. Without gram, the
-    owner does not have Gram matrices sent.
+    owner does not have Gram matrices sent; with allow_few_tokens, the owner accepts that plain sums
+    of so little text give its words away. guard is the owner's policy, words the tokenizer's
+    digest, trust whom secure sums are made with.
     """
 
     def __init__(
@@ -54,6 +70,10 @@ class Client:
         tick: Tick = lambda *_: None,
         stored: Mapping[str, torch.dtype] | None = None,
         gram: bool = True,
+        allow_few_tokens: bool = False,
+        trust: Trust | None = None,
+        guard: Guard = UNGUARDED,
+        words: bytes = b"",
     ) -> None:
         if tokens.dim() != 2 or tokens.numel() == 0:
             raise SympruneError("A client's tokens must be a filled [samples, length] tensor.")
@@ -62,6 +82,10 @@ class Client:
         self.privacy = privacy
         self.secure = secure
         self.gram = gram
+        self.allow_few_tokens = allow_few_tokens
+        self.trust = trust or Trust()
+        self.guard = guard
+        self.words = words
         self.tick = tick
         self.folder = folder
         self.stored = stored or {}
@@ -69,15 +93,14 @@ class Client:
         self._masks = MaskSet()
         self._weights: dict[str, Tensor] = {}
         self._walking: forward.Activations | None = None
-        self._generator = np.random.default_rng(
-            secrets.randbits(128) if noise_seed is None else noise_seed
-        )
+        self._draw = system_draw if noise_seed is None else seeded_draw(noise_seed)
 
     def __call__(self, data: bytes) -> bytes:
         """Answer one message of the server."""
         kind = messages.read_head(data)[1]
         answers = {HELLO: self._introduce, ROUND: self._measure}
         answers |= {GRAMS: self._send_grams, FINISH: self._finish}
+        answers |= {SHARE: self._share, UNMASK: self._unmask}
         if kind not in answers:
             raise SympruneError(f"A message is of the unknown kind {kind}.")
         with forward.ready(self.layout.model):
@@ -94,36 +117,28 @@ class Client:
     def _introduce(self, data: bytes) -> bytes:
         settings = messages.read_settings(data)
         self._agree(settings)
-        self.state = client_state.State(settings, secret=secure_sum.new_secret())
-        fields = {"model": messages.digest(self.layout.model, self.stored)}
-        if self._settings.secure:
-            key = secure_sum.public_key(self.state.secret)
-            fields["key"] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
+        few = self.allow_few_tokens
+        exposure.check(settings, self.layout.matrices(0), self.tokens.numel(), few)
+        self.state = client_state.State(settings)
+        fields = {"model": messages.digest(self.layout.model, self.stored, self.words)}
+        if settings.secure:
+            party = self.state.party = Party.enter(settings.number, self.trust)
+            fields["card"] = torch.frombuffer(bytearray(party.card), dtype=torch.uint8)
         samples, length = self.tokens.shape
         return messages.write(messages.head(HELLO, samples, length), fields)
 
     def _agree(self, settings: Settings) -> None:
         """Insist on the protection that was promised, for one run only."""
-        if self.secure and not settings.secure:
-            raise SympruneError(f"Client {settings.number} insists on masked summation.")
-        if settings.sends_grams and not self.gram:
-            raise SympruneError(
-                f"Client {settings.number} sends no Gram matrices: its owner has not set gram."
-            )
-        if self.privacy is None:
-            return
-        if settings.noise < self.privacy.multiplier(len(self.layout.blocks)):
-            raise SympruneError(f"Client {settings.number} insists on more noise than it was told.")
+        check_asked(self.guard, settings, len(self.tokens))
+        least = 0.0 if self.privacy is None else self.privacy.multiplier(len(self.layout.blocks))
+        check_insisted(settings, self.secure, self.gram, least)
         if self.state.block >= 0:
-            raise SympruneError(
-                f"Client {settings.number} was asked to start over, which would spend its "
-                "privacy twice."
-            )
+            check_once(settings, self.state.party is not None, self.privacy is not None)
 
     def _measure(self, data: bytes) -> bytes:
         """A block's statistics. A request that comes again gets the same statistics again, noise
         included; hidden states are passed on once."""
-        block, attempt, participants, values = messages.read_head(data)[2:6]
+        block, attempt, participants, values, index = messages.read_head(data)[2:7]
         state, settings = self.state, self._settings
         new = block == state.block + 1 and attempt == 0
         again = block == state.block and attempt >= 0 and state.answered
@@ -131,14 +146,15 @@ class Client:
             raise SympruneError(f"A client at block {state.block} was asked for block {block}.")
         if not 0 <= block < len(self.layout.blocks) or not 0 < participants <= settings.clients:
             raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
+        if settings.secure:
+            self.guard.cohort(participants)
         matrices = self.layout.matrices(block)
         widest = packed_stats.length(
             packed_stats.layout(matrices, torch.arange(len(matrices)), settings.needs)
         )
         if not 0 <= values <= widest:
             raise SympruneError(f"A client was asked for {values} statistics of {widest}.")
-        with_keys = settings.secure and block == 0 and attempt == 0
-        asked = messages.round_fields(settings, participants, len(matrices), with_keys, values)
+        asked = messages.round_fields(settings, participants, len(matrices), values)
         before = self.layout.matrices(block - 1) if block and attempt == 0 else []
         masks = messages.mask_fields(before, self.stored, settings.weights)
         _, fields = messages.read(data, ROUND, {**asked, **masks})
@@ -148,13 +164,16 @@ class Client:
         if new:
             if settings.noise and not bool((fields["scale"] > 0).all()):
                 raise SympruneError("A client was told to measure in units of zero.")
+            if block == 0 and settings.noise and parts:
+                release = Release(1.0, settings.noise, len(self.layout.blocks))
+                self.guard.spend(release, "pruning", str(self.folder or ""))
             self._advance(block, before, fields)
             state.begin(block)
             self._answer(block, matrices, parts, fields)
-        if with_keys:
-            self._learn_keys(fields)
-        others = self._others(fields) if settings.secure else {}
-        reply = self._reply(others, matrices, f"{block} {attempt}")
+        reply = self._reply(matrices)
+        if settings.secure:
+            purpose = f"the sums of block {block}"
+            reply = secure_rounds.mask(self._party, index, fields, purpose, reply)
         return messages.write(messages.head(ROUND, block, attempt), reply)
 
     def _answer(
@@ -179,33 +198,32 @@ class Client:
         else:
             state.measured = self._collect(block, matrices, parts, fields)
 
-    def _reply(
-        self, others: dict[int, bytes], matrices: list[Matrix], which: str
-    ) -> dict[str, Tensor]:
-        """What the state holds, as a message; behind the streams of others, if there are any."""
+    def _reply(self, matrices: list[Matrix]) -> dict[str, Tensor]:
+        """What the state holds, as a message; for a secure sum, as whole numbers."""
         state, settings = self.state, self._settings
         if state.ballot is not None and not settings.secure:
             return ballots.plain_fields(state.ballot)
         if state.ballot is not None:
             dense = list(messages.parameters(matrices).values())
-            whole = ballots.whole_fields(state.ballot, dense, settings.clients)
-            return secure_sum.mask_fields(whole, settings.number, others, which)
+            return ballots.whole_fields(state.ballot, dense, settings.clients)
         if settings.exact:
             assert state.scale is not None
             return {"scale": state.scale}
         assert state.measured is not None
         if settings.secure:
-            return {"masked": self._mask(state.measured, others, which)}
+            return {masking.WIDE: self._whole(state.measured)}
         return {k: getattr(state.measured, k) for k in client_state.PACKED}
 
     def _send_grams(self, data: bytes) -> bytes:
         """A block's Gram matrices, in the units or by the scale that the clients agreed on."""
-        block, attempt, participants = messages.read_head(data)[2:5]
+        block, attempt, participants, index = messages.read_head(data)[2:6]
         state, settings = self.state, self._settings
         if block != state.block or not state.answered or not settings.sends_grams:
             raise SympruneError(f"A client was asked for Gram matrices of block {block}.")
         if not 0 < participants <= settings.clients or attempt < 0:
             raise SympruneError(f"A client was asked for block {block} of {participants} clients.")
+        if settings.secure:
+            self.guard.cohort(participants)
         matrices = self.layout.matrices(block)
         asked = messages.gram_request(settings, participants, matrices)
         _, fields = messages.read(data, GRAMS, asked)
@@ -227,11 +245,8 @@ class Client:
             how = (settings.gram_bits, settings.clients)
             reply = {f"gram{n}": grams.to_units(*pair, *how) for n, pair in enumerate(pairs)}
         if settings.secure:
-            others = self._others(fields)
-            # The same stream never hides two numbers: other lengths make other numbers of one sum.
-            label = hashlib.sha256(scale.numpy().tobytes()).hexdigest()
-            which = f"{block} {attempt} {label}"
-            reply = secure_sum.mask_fields(reply, settings.number, others, which)
+            purpose, what = f"the Gram matrices of block {block}", scale.numpy().tobytes()
+            reply = secure_rounds.mask(self._party, index, fields, purpose, reply, what)
         return messages.write(messages.head(GRAMS, block, attempt), reply)
 
     def _finish(self, data: bytes) -> bytes:
@@ -258,7 +273,7 @@ class Client:
             parameter.data.masked_fill_(~keep.to(parameter.device), 0)
             if f"values{number}" in fields:
                 weights[name] = fields[f"values{number}"]
-                put_kept(parameter, keep, weights[name])
+                client_state.put_kept(parameter, keep, weights[name])
         if self.folder and matrices:
             client_state.save_masks(self.folder, block, masks, weights)
 
@@ -297,7 +312,7 @@ class Client:
         masks.apply(self.layout.model)
         weights = client_state.load_weights(self.folder) if self.folder else self._weights
         for name, kept in weights.items():
-            put_kept(self.layout.model.get_parameter(name), masks[name], kept)
+            client_state.put_kept(self.layout.model.get_parameter(name), masks[name], kept)
         for passed in range(block):
             walking.advance(passed, self.layout.blocks[passed])
         self.state.hidden = walking.hidden
@@ -330,11 +345,12 @@ class Client:
         if not settings.noise:
             return measure(range(samples))
         total = packed_stats.empty(parts)
+        whole = torch.zeros(total.values.numel(), dtype=torch.int64)
         for sample in range(samples):
             values = measure(range(sample, sample + 1)).values
             bounds = (fields["centre"], fields["scale"], settings.clip)
-            total.values += noise.clip_difference(values, *bounds)
-        total.values = noise.noisy(total.values, settings.noise, settings.clip, self._generator)
+            whole += noise.clip_difference(values, *bounds)
+        total.values = noise.noisy(whole, settings.share, self._draw)
         total.counts[:] = torch.tensor([samples, self.tokens.numel()])  # these are public
         return total
 
@@ -360,34 +376,21 @@ class Client:
             gram_scales=scales,
         )
 
-    def _learn_keys(self, fields: dict[str, Tensor]) -> None:
-        own = self._settings.number
-        keys = zip(fields["participants"].tolist(), fields["keys"], strict=True)
-        self.state.seeds = {
-            other: secure_sum.pair_seed(self.state.secret, bytes(key.tolist()), (own, other))
-            for other, key in keys
-            if other != own
-        }
+    @property
+    def _party(self) -> Party:
+        if self.state.party is None:
+            raise SympruneError("A client was asked for a secure sum it was not told of.")
+        return self.state.party
 
-    def _others(self, fields: dict[str, Tensor]) -> dict[int, bytes]:
-        """The seeds shared with all other participants."""
-        own, participants = self._settings.number, fields["participants"].tolist()
-        others = set(participants) - {own}
-        if not others or own not in participants:
-            raise SympruneError(f"Client {own} was asked for a masked sum of itself alone.")
-        if not others <= self.state.seeds.keys():
-            raise SympruneError(f"Client {own} was asked to mask with a client it has no key of.")
-        return {other: self.state.seeds[other] for other in sorted(others)}
+    def _share(self, data: bytes) -> bytes:
+        return secure_rounds.answer_share(data, self._party, self.trust, self._settings)
 
-    def _mask(self, measured: packed_stats.Packed, others: dict[int, bytes], which: str) -> Tensor:
-        """The measured vector, counts first, behind the streams of all other participants."""
+    def _unmask(self, data: bytes) -> bytes:
+        self.guard.cohort(messages.read_head(data)[3])  # who is said to be left counts as well
+        return secure_rounds.answer_unmask(data, self._party, self._settings.clients)
+
+    def _whole(self, measured: packed_stats.Packed) -> Tensor:
+        """The measured vector, counts first, as whole numbers."""
         values = torch.cat([measured.counts.flatten().double(), measured.values])
         rests = torch.cat([torch.zeros(measured.counts.numel()).double(), measured.rests])
-        fixed = secure_sum.to_fixed(values, rests, self._settings.clients)
-        return secure_sum.as_tensor(secure_sum.mask(fixed, self._settings.number, others, which))
-
-
-def put_kept(parameter: nn.Parameter, keep: Tensor, kept: Tensor) -> None:
-    """Set what a mask keeps of a parameter."""
-    where = keep.to(parameter.device)
-    parameter.data[where] = kept.to(parameter.device, parameter.dtype)
+        return masking.to_fixed(values, rests, self._settings.clients)

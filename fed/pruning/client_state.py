@@ -13,22 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.fed.pruning.aggregate.ballots import Ballot
 from symprune.fed.pruning.aggregate.grams import Half
 from symprune.fed.pruning.messages import Settings, read_recipe
 from symprune.fed.pruning.packed_stats import Packed
+from symprune.fed.secure.party import Party
 from symprune.machine import durable
 from symprune.maskset import MaskSet
 from symprune.stats import Needs
 from symprune.validation import has_kinds, parse_json
 
 FILE = "state.safetensors"
-VERSION = "4"
+VERSION = "6"
 SETTINGS = {"number": int, "clients": int, "secure": bool, "noise": float, "clip": float}
-SETTINGS |= {"needs": list, "aggregate": str, "gram_bits": int, "weights": bool, "recipe": str}
+SETTINGS |= {
+    "needs": list,
+    "aggregate": str,
+    "gram_bits": int,
+    "honest": int,
+    "weights": bool,
+    "recipe": str,
+}
 PACKED = ("counts", "values", "rests")
 
 
@@ -44,8 +52,7 @@ class State:
     settings: Settings | None = None
     block: int = -1
     hidden: Tensor | None = None
-    secret: int = 0
-    seeds: dict[int, bytes] = field(default_factory=dict)
+    party: Party | None = None
     measured: Packed | None = None
     halves: list[Half] = field(default_factory=list)
     scale: Tensor | None = None
@@ -73,8 +80,9 @@ def save(folder: Path, state: State) -> None:
         tensors["tokens"] = state.ballot.tokens
         tensors |= {f"kept {n}": kept for n, kept in enumerate(state.ballot.kept)}
         tensors |= {f"weights {n}": kept for n, kept in enumerate(state.ballot.weights)}
-    plain: dict[str, Any] = {"block": state.block, "secret": hex(state.secret)}
-    plain["seeds"] = {str(number): seed.hex() for number, seed in state.seeds.items()}
+    plain: dict[str, Any] = {"block": state.block}
+    if state.party is not None:
+        plain["party"] = state.party.to_dict()
     if state.settings is not None:
         needs = state.settings.needs
         sides = [sorted(needs.inputs), sorted(needs.outputs)]
@@ -104,12 +112,13 @@ def load(folder: Path) -> State:
 
 
 def _state(plain: Any, tensors: dict[str, Tensor]) -> State:
-    if not has_kinds(plain, {"block": int, "secret": str, "seeds": dict}):
+    if not has_kinds(plain, {"block": int}):
         raise ValueError("it is not the state of a client")
     if "settings" in plain and not has_kinds(plain["settings"], SETTINGS):
         raise ValueError("what it was told is not complete")
-    state = State(block=plain["block"], secret=int(plain["secret"], 16))
-    state.seeds = {int(number): bytes.fromhex(seed) for number, seed in plain["seeds"].items()}
+    state = State(block=plain["block"])
+    if "party" in plain:
+        state.party = Party.from_dict(plain["party"])
     state.hidden, state.scale, state.told = (tensors.get(n) for n in ("hidden", "scale", "told"))
     if "counts" in tensors:
         state.measured = Packed(**{name: tensors[name] for name in PACKED})
@@ -162,3 +171,9 @@ def load_masks(folder: Path) -> MaskSet:
         for name, keep in MaskSet.load(file).items():
             masks[name] = keep
     return masks
+
+
+def put_kept(parameter: nn.Parameter, keep: Tensor, kept: Tensor) -> None:
+    """Set what a mask keeps of a parameter."""
+    where = keep.to(parameter.device)
+    parameter.data[where] = kept.to(parameter.device, parameter.dtype)

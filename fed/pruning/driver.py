@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from symprune.engine import walk
 from symprune.errors import SympruneError
-from symprune.fed.pruning import server_state
+from symprune.fed.pruning import exposure, server_state
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.client import Client
@@ -90,6 +90,7 @@ class PruningResult:
     privacy: dict[str, float] | None = None
     aggregate: str = STATISTICS
     forecast: Forecast | None = None
+    risk: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         weights = self.report.recipe.weight_update is not None
@@ -99,6 +100,8 @@ class PruningResult:
             federated["forecast_per_client"] = self.forecast.to_dict()
         if self.privacy is not None:
             federated["privacy"] = self.privacy
+        if self.risk is not None:
+            federated["risk"] = self.risk
         return {**self.report.to_dict(), "federated": federated}
 
 
@@ -116,6 +119,9 @@ def run(
     """
     expected = forecast(server)
     tell(expected.sentence)
+    risk = exposure.risk(server.settings, server.layout.matrices(0))
+    if risk is not None:
+        tell(risk)
     blocks, report = len(server.layout.blocks), server.report
     traffic = Traffic.empty(server)
     first = -1
@@ -151,7 +157,7 @@ def run(
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
     report.peak_memory = memory.peak()
     members, aggregate = list(server.members), server.settings.aggregate
-    return PruningResult(report, traffic, members, server.promise(), aggregate, expected)
+    return PruningResult(report, traffic, members, server.promise(), aggregate, expected, risk)
 
 
 def prune(
@@ -176,7 +182,8 @@ def prune(
     all tokens together: bit for bit but for Gram matrices that are summed securely or sent in fewer
     than 64 gram_bits. With aggregate `votes` or `average` clients prune alone and the server counts
     what they kept. stored names the parameters that are stored in another type than they are
-    computed in here. tell is told what will be sent.
+    computed in here. tell is told what will be sent and what that risks; since nothing leaves this
+    process, clients with few tokens are not refused here as they are on machines of their own.
     """
     lengths = sorted({tokens.shape[-1] for tokens in (*clients, *_given(reference))})
     if len(lengths) > 1:
@@ -190,8 +197,9 @@ def prune(
     server = Server(model, recipe or Recipe(), len(clients), *settings)
     blocks = len(server.layout.blocks)
     seeds = [None if noise_seed is None else noise_seed + i for i in range(len(clients))]
+    insisted = (privacy if server.needs else None, secure, None)
     members = [
-        Client(model, tokens, privacy if server.needs else None, secure, None, seed, tick, stored)
+        Client(model, tokens, *insisted, seed, tick, stored, allow_few_tokens=True)
         for tokens, seed in zip(clients, seeds, strict=True)
     ]
 

@@ -13,8 +13,9 @@ from symprune.eval.tables import size
 from symprune.fed.pruning import messages, packed_stats
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS, count_removed, vote_type
-from symprune.fed.pruning.secure_sum import WORDS
 from symprune.fed.pruning.server import PROBE_TOKENS, Server
+from symprune.fed.secure import keys, letters, shares
+from symprune.fed.secure.masking import WORDS
 from symprune.models.matrices import Matrix
 from symprune.stats import SQUARE, ChannelStats, Needs
 
@@ -49,6 +50,12 @@ def forecast(server: Server) -> Forecast:
 
 def _of_block(server: Server, matrices: list[Matrix], groups: Tensor) -> Forecast:
     settings = server.settings
+    sums = settings.secure * (1 + settings.sends_grams) * settings.clients
+    sealed = Forecast(
+        sums * (letters.LETTER_BYTES + shares.SHARE_BYTES),
+        sums * (letters.ROW_BYTES + keys.SIGNATURE_BYTES + 16),
+        0,
+    )
     sizes = [parameter.numel() for parameter in messages.parameters(matrices).values()]
     kept = settings.weights * sum(_kept(server, matrix) for matrix in matrices)
     down = sum(-(-count // 8) for count in sizes) + kept
@@ -56,11 +63,11 @@ def _of_block(server: Server, matrices: list[Matrix], groups: Tensor) -> Forecas
         vote = 8 * vote_type(settings.clients).itemsize if settings.secure else 1
         votes = sum(-(-count * vote // 8) for count in sizes) + 8 * len(matrices)
         weights = settings.weights * 8 * sum(sizes) if settings.secure else kept
-        return Forecast(votes + weights, down, 0)
+        return Forecast(votes + weights + sealed.up, down + sealed.down, 0)
     parts = packed_stats.layout(matrices, groups, settings.needs)
     values = packed_stats.length(parts)
-    up = 8 * WORDS * (values + 2 * len(parts))
-    down += 8 * len(matrices) + settings.secure * 8 * settings.clients
+    up = 8 * WORDS * (values + 2 * len(parts)) + sealed.up
+    down += 8 * len(matrices) + sealed.down
     down += 8 * values if settings.noise else 0
     if not settings.sends_grams:
         return Forecast(up, down, 0)

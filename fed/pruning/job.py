@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from symprune import calibration
@@ -22,6 +24,10 @@ from symprune.fed.pruning.driver import prune as prune_in_process
 from symprune.fed.pruning.driver import split
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.refusals import check_recipe
+from symprune.jobs.estimate.forecast import Forecast, attempt
+from symprune.jobs.estimate.loaded import forecast_recipes
+from symprune.jobs.estimate.timed import InMemory
+from symprune.jobs.estimate.work import Work
 from symprune.jobs.preparation import (
     Tell,
     add_output,
@@ -66,6 +72,7 @@ class PruningJob:
     compute_dtype: str = "auto"
     aggregate: str = STATISTICS
     gram_bits: int = grams.EXACT
+    allow_few_tokens: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.texts) == (self.clients is not None):
@@ -83,7 +90,7 @@ class PruningJob:
     def names(self) -> list[str]:
         """What the record calls the clients; of a file its name, not where its owner keeps it."""
         if self.texts:
-            return [Path(text).name for text in self.texts]
+            return [calibration.without_folders(text) for text in self.texts]
         return [
             f"{self.recipe.calibration} {i + 1}/{self.clients}" for i in range(self.clients or 0)
         ]
@@ -96,7 +103,8 @@ class PruningJob:
     @property
     def reads(self) -> list[str]:
         """What may be files of the user's, which the output must not take the place of."""
-        return [self.model, self.recipe.calibration, self.reference, *self.texts, *self.held_out]
+        texts = [self.recipe.calibration, self.reference, *self.texts, *self.held_out]
+        return [self.model, *(file for text in texts for file in calibration.files_of(text))]
 
     def tokens(self, tokenizer: Any, seqlen: int) -> list[Tensor]:
         """Every client's calibration tokens. Clients that name one text draw other windows."""
@@ -116,8 +124,12 @@ def prune(
     tell: Tell = lambda _: None,
     watch: walk.Watch = lambda *_: None,
     watch_eval: Callable[[int, int], None] = lambda *_: None,
+    begin: Callable[[Forecast | None], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Do the job and return its record; without times it is the output's `symprune.json`."""
+    """Do the job and return its record; without times it is the output's `symprune.json`. begin is
+    told what it will take, None where that cannot be told, and says whether to go on: if not,
+    nothing is done."""
+    begun = time.perf_counter()
     prepared = prepare(job, tell)
     tokenizer, seqlen, device = prepared.tokenizer, prepared.seqlen, prepared.device
     tell(f"Drawing calibration text for {len(job.names)} clients")
@@ -136,7 +148,14 @@ def prune(
     output_folder.check_room(job.folder, size)
     dtype = model.dtype
     stored = compute.widen(model, job.compute_dtype, device)
-    tell(f"Computing in {compute.describe(model.dtype, dtype, device)}")
+    spent = time.perf_counter() - begun
+    found = attempt(lambda: _foresee(job, model, dtype, clients, texts, seqlen, size, spent))
+    if not begin(found):
+        return {}
+    if found is not None:
+        found.check()
+        for said in found.sentences():
+            tell(said)
     beginning = bos.decide(job.recipe.bos, tokenizer, model.config, bos.in_memory(model))
     clients = [calibration.begin_with(tokens, beginning.token) for tokens in clients]
     if reference is not None:
@@ -161,7 +180,7 @@ def prune(
     result.report.bos = beginning
     pruned = measure("pruned")
     figures = [
-        compare(Path(data).name, dense[data].to_dict(), after.to_dict())
+        compare(calibration.without_folders(data), dense[data].to_dict(), after.to_dict())
         for data, after in pruned.items()
     ]
     description = f"{job.recipe.describe()}, {len(clients)} clients"
@@ -174,3 +193,32 @@ def prune(
     compute.restore(model, stored)
     output_folder.save(job.folder, model, tokenizer, record, result.report.masks)
     return add_output(record, prepared.origin, job.folder)
+
+
+def _foresee(
+    job: PruningJob,
+    model: Any,
+    stored: torch.dtype,
+    clients: list[Tensor],
+    texts: Mapping[str, Tensor],
+    seqlen: int,
+    disk: int,
+    spent: float,
+) -> Forecast:
+    """disk: bytes of the output; spent: seconds that have passed. Encoding, masking and adding up
+    what clients send is not counted."""
+    place = InMemory(model, stored)
+    blocks = len(place.layout.blocks)
+    windows = [min(len(ids) // seqlen, job.eval_windows or len(ids)) for ids in texts.values()]
+    samples = sum(map(len, clients))
+    decided = 1 if job.aggregate == STATISTICS else len(clients)
+    work = Work(
+        blocks=blocks, of_blocks=blocks, samples=samples, windows=sum(windows), seqlen=seqlen,
+        decided=decided,
+    )  # fmt: skip
+    what = f"{job.recipe.describe()}, {len(clients)} clients, {samples} windows of {seqlen} tokens"
+    ids = clients[0].flatten()
+    return forecast_recipes(
+        place, [job.recipe], ids, work,
+        what=what, device=job.device, folder=Path(job.folder), disk=disk, spent=spent,
+    )  # fmt: skip

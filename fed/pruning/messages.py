@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +20,16 @@ from symprune.errors import SympruneError
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, vote_type
 from symprune.fed.pruning.packed_stats import Part, layout, length
-from symprune.fed.pruning.secure_sum import KEY_BYTES, WORDS
+from symprune.fed.secure import collector, keys
+from symprune.fed.secure.masking import WIDE, WORDS
 from symprune.fed.wire.payload import Expected, Shape, decode_as, encode_message, first_field
 from symprune.models.matrices import Matrix
 from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, Needs
 from symprune.validation import parse_json
 
-VERSION = 4
-HELLO, ROUND, GRAMS, FINISH = range(4)
+VERSION = 6
+HELLO, ROUND, GRAMS, FINISH, SHARE, UNMASK = range(6)
 HEAD = 8
 DIGEST_BYTES = 32
 MOST_RECIPE_BYTES = 1 << 16
@@ -38,6 +41,7 @@ BOOL, INTEGER, DOUBLE, SINGLE, BYTE = (
     torch.float32,
     torch.uint8,
 )
+WHERE = {"transformers_version", "dtype", "torch_dtype"}  # of a configuration: not of the model
 Stored = Mapping[str, torch.dtype]
 """The parameters that are stored in another type than they are computed in, by name."""
 
@@ -47,6 +51,7 @@ class Settings:
     """What a client is told once: its number, the statistics to return, and how to protect them.
 
     noise is the noise multiplier, clip the bound of a sample's contribution; 0 without noise.
+    honest: of a secure sum, on how many honest clients' shares of the noise each counts.
     gram_bits is what a number of a Gram matrix takes. weights: kept weights come with the masks.
     Clients that prune alone are told the recipe.
     """
@@ -61,6 +66,12 @@ class Settings:
     gram_bits: int = grams.EXACT
     weights: bool = False
     recipe: Recipe | None = None
+    honest: int = 1
+
+    @property
+    def share(self) -> float:
+        """The noise that a client adds itself."""
+        return self.noise / math.sqrt(self.honest)
 
     @property
     def sends_grams(self) -> bool:
@@ -71,6 +82,14 @@ class Settings:
     def exact(self) -> bool:
         """Whether they are sent as they are: then all clients round by the first one's scale."""
         return self.sends_grams and self.gram_bits == grams.EXACT and not self.secure
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server knows of a client, in the client's own words."""
+
+    samples: int
+    length: int
 
 
 def head(kind: int, *numbers: int) -> Tensor:
@@ -110,7 +129,7 @@ def write_settings(settings: Settings) -> bytes:
     first = head(HELLO, settings.number, settings.clients, int(settings.secure), *how)
     bounds = [settings.noise, settings.clip, settings.needs.token_limit or 0.0]
     fields = {
-        "collect": torch.tensor([*collect, settings.gram_bits]),
+        "collect": torch.tensor([*collect, settings.gram_bits, settings.honest]),
         "bounds": torch.tensor(bounds, dtype=DOUBLE),
         "recipe": torch.tensor(list(recipe), dtype=BYTE),
     }
@@ -121,26 +140,28 @@ def read_settings(data: bytes) -> Settings:
     size = read_head(data)[-1]
     if not 0 <= size <= MOST_RECIPE_BYTES:
         raise SympruneError(f"A client is told a recipe of {size} bytes.")
-    asked: Expected = {"collect": (INTEGER, (3,)), "bounds": (DOUBLE, (3,))}
+    asked: Expected = {"collect": (INTEGER, (4,)), "bounds": (DOUBLE, (3,))}
     numbers, fields = read(data, HELLO, {**asked, "recipe": (BYTE, (size,))})
     number, clients, secure, how, weights = numbers[:5]
     if not 0 <= number < clients:
         raise SympruneError(f"A client is given the number {number} of {clients}.")
     if not 0 <= how < len(AGGREGATES) or (AGGREGATES[how] == STATISTICS) != (size == 0):
         raise SympruneError("A client is told to aggregate in a way there is not.")
-    *sides, bits = fields["collect"].tolist()
+    *sides, bits, honest = fields["collect"].tolist()
     inputs, outputs = (
         frozenset(name for bit, name in enumerate(COLLECTED) if code >> bit & 1) for code in sides
     )
     noise, clip, limit = fields["bounds"].tolist()
     if min(noise, clip, limit) < 0:
         raise SympruneError("A client is told to add negative noise or to count negative tokens.")
+    if honest < 1 or (honest > 1 and not secure):
+        raise SympruneError(f"A client is told that {honest} clients share the noise.")
     grams.check_bits(bits, clients)
     needs = Needs(inputs, outputs, limit or None)
     recipe = read_recipe(bytes(fields["recipe"].tolist()))
     protected = (bool(secure), noise, clip)
     return Settings(
-        number, clients, needs, *protected, AGGREGATES[how], bits, bool(weights), recipe
+        number, clients, needs, *protected, AGGREGATES[how], bits, bool(weights), recipe, honest
     )
 
 
@@ -153,20 +174,21 @@ def read_recipe(text: bytes) -> Recipe | None:
 
 
 def hello_fields(secure: bool) -> Expected:
-    """What a client introduces itself with: its model's digest, and a key to be masked with."""
-    key: Expected = {"key": (BYTE, (KEY_BYTES,))} if secure else {}
-    return {"model": (BYTE, (DIGEST_BYTES,)), **key}
+    """What a client introduces itself with: its model's digest, and its card for secure sums."""
+    card: Expected = {"card": (BYTE, (keys.CARD_BYTES,))} if secure else {}
+    return {"model": (BYTE, (DIGEST_BYTES,)), **card}
 
 
-def round_fields(
-    settings: Settings, participants: int, matrices: int, with_keys: bool, values: int
-) -> Expected:
+def share_request(clients: int) -> Expected:
+    """Whom a client deals shares out to: everybody's card."""
+    return {"roster": (INTEGER, (clients,)), "cards": (BYTE, (clients, keys.CARD_BYTES))}
+
+
+def round_fields(settings: Settings, participants: int, matrices: int, values: int) -> Expected:
     """What the server asks a block's statistics with, besides the masks of the block before."""
-    fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"groups": (INTEGER, (matrices,))}
+    fields: dict[str, tuple[torch.dtype, Shape]] = {"groups": (INTEGER, (matrices,))}
     if settings.secure:
-        fields["participants"] = (INTEGER, (participants,))
-        if with_keys:
-            fields["keys"] = (BYTE, (participants, KEY_BYTES))
+        fields |= collector.request_fields(participants)
     if settings.noise:
         fields |= {"centre": (SINGLE, (values,)), "scale": (SINGLE, (values,))}
     return fields
@@ -180,7 +202,7 @@ def gram_request(settings: Settings, participants: int, matrices: Sequence[Matri
 
     fields: dict[str, tuple[torch.dtype, Shape]] = {"groups": (INTEGER, (len(matrices),))}
     if settings.secure:
-        fields["participants"] = (INTEGER, (participants,))
+        fields |= collector.request_fields(participants)
     return {**fields, "scale": (DOUBLE, channels)}
 
 
@@ -191,22 +213,28 @@ def reply_fields(
     matrices are sent exactly, first what they are rounded by; of clients that prune alone, what
     they kept."""
     if settings.aggregate != STATISTICS:
-        return _ballot_fields(settings, matrices, stored)
+        return {**_ballot_fields(settings, matrices, stored), **_agreed(settings)}
     if settings.exact:
         return {"scale": (DOUBLE, (grams.channels_of(parts),))}
-    return _sums(settings.secure, parts)
+    return {**_sums(settings.secure, parts), **_agreed(settings)}
 
 
 def gram_fields(settings: Settings, parts: Sequence[Part]) -> Expected:
     """The second half of a reply, where there are Gram matrices."""
     sums = _sums(False, parts) if settings.exact else {}
-    return {**sums, **grams.fields(parts, settings.exact, settings.gram_bits)}
+    matrices = grams.fields(parts, settings.exact, settings.gram_bits)
+    return {**sums, **matrices, **_agreed(settings)}
+
+
+def _agreed(settings: Settings) -> Expected:
+    """A signature on who takes part in a secure sum."""
+    return {"agreed": (BYTE, (keys.SIGNATURE_BYTES,))} if settings.secure else {}
 
 
 def _sums(secure: bool, parts: Sequence[Part]) -> Expected:
     values = length(parts)
     if secure:
-        return {"masked": (INTEGER, (values + 2 * len(parts), WORDS))}
+        return {WIDE: (INTEGER, (values + 2 * len(parts), WORDS))}
     sums = dict.fromkeys(("values", "rests"), (DOUBLE, (values,)))
     return {"counts": (INTEGER, (len(parts), 2)), **sums}
 
@@ -258,13 +286,25 @@ def _kept(mask: str) -> Callable[[Mapping[str, Tensor]], tuple[int, ...]]:
     return lambda fields: (int(fields[mask].sum()),)
 
 
-def digest(model: nn.Module, stored: Stored) -> Tensor:
-    """A fingerprint of the dense model as it is stored: both sides must have the same one, whatever
-    their machines compute in."""
+def digest(model: nn.Module, stored: Stored, words: bytes = b"") -> Tensor:
+    """A fingerprint of the dense model as it is stored, of its configuration and, in `words`, of
+    its tokenizer: both sides must have the same one, whatever their machines compute in."""
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    config = getattr(model, "config", None)
+    known = {} if config is None else config.to_dict()
+    settled = {k: v for k, v in known.items() if k not in WHERE and not k.startswith("_")}
+    found.update(json.dumps(settled, sort_keys=True, default=str).encode() + b"\0" + words)
     for name, parameter in model.named_parameters():
         dtype = stored.get(name, parameter.dtype)
         found.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
         flat = parameter.detach().to("cpu", dtype).contiguous().view(-1)
         found.update(flat.view(torch.uint8).numpy().data)
     return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+
+
+def tokenizer_digest(tokenizer: Any) -> bytes:
+    """A fingerprint of how a tokenizer makes numbers of text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    told = {"words": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
+    lasting = {name: told[name] for name in told if name not in ("truncation", "padding")}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).digest()

@@ -1,8 +1,9 @@
 """Clip-and-noise: a client's statistics of a block as one differentially private release.
 
 A sample's vector is measured against public text that both sides know: how far each sum is from the
-public one, in units of the public one. That difference is clipped to the length `clip sqrt(d)` and
-the sum over samples gets Gaussian noise (the Gaussian mechanism; blocks compose adaptively). What
+public one, in units of the public one. That difference is clipped to the length `clip sqrt(d)`, in
+whole numbers, and the sum over samples gets discrete Gaussian noise (`mechanism.py`; blocks compose
+adaptively). What
 the server makes of the noisy sum is post-processing and costs nothing: it shrinks each part towards
 the public statistics by the share of its variation that is noise, so that strong noise ends in
 pruning with public text, not in random masks.
@@ -17,13 +18,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed import privacy
+from symprune.fed.mechanism import UNITS, Draw, clip_to_whole, release
 from symprune.fed.pruning.packed_stats import Packed, Part, length
+from symprune.fed.secure import graph
 from symprune.stats import SQUARE, TOTAL
 
 FLOOR = 1e-3
@@ -37,11 +39,15 @@ class Privacy:
     clip is the root mean square, over a block's statistics, of a sample's relative difference to
     public text beyond which it is scaled down; before that no single difference counts for more
     than twice as much, so that a few channels of an odd sample do not silence the others.
+
+    Behind a secure sum clients share the noise: honest is how many of them each may count on, None
+    as many as every such sum has for sure. 1 is the whole noise from each.
     """
 
     epsilon: float
     delta: float = 1e-5
     clip: float = 0.5
+    honest: int | None = None
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0 or not math.isfinite(self.epsilon):
@@ -50,10 +56,32 @@ class Privacy:
             raise SympruneError(f"delta must be between 0 and 1, not {self.delta}.")
         if not self.clip > 0 or not math.isfinite(self.clip):
             raise SympruneError(f"clip must be above 0, not {self.clip}.")
+        if self.honest is not None and self.honest < 1:
+            raise SympruneError(f"honest must be 1 or more, not {self.honest}.")
+
+    def sharing(self, clients: int, secure: bool) -> int:
+        """On how many honest ones each of so many clients counts."""
+        if not secure:
+            if (self.honest or 1) > 1:
+                raise SympruneError("Noise is shared behind a secure sum alone: add --secure-sum.")
+            return 1
+        sure = graph.assured_after_losses(clients)
+        return check_sharing(sure if self.honest is None else self.honest, clients)
 
     def multiplier(self, blocks: int) -> float:
         """The noise of one block in units of the clipping length, for all blocks together."""
         return privacy.noise_multiplier(self.epsilon, self.delta, 1.0, blocks)
+
+
+def check_sharing(honest: int, clients: int) -> int:
+    """Refuse to count on more honest clients' noise than a sum of so many is sure to have."""
+    sure = max(1, graph.assured(clients))
+    if honest > sure:
+        raise SympruneError(
+            f"{honest} honest clients are to share the noise; in a sum of {clients} there may be "
+            f"as few as {sure}."
+        )
+    return honest
 
 
 def reference(parts: Sequence[Part], public: Packed) -> tuple[Tensor, Tensor]:
@@ -78,16 +106,21 @@ def _usual(squares: Tensor) -> Tensor:
 
 
 def clip_difference(values: Tensor, centre: Tensor, scale: Tensor, clip: float) -> Tensor:
-    """One sample's relative difference to the centre, no longer than `clip sqrt(d)`."""
-    difference = ((values - centre.double()) / scale.double()).clamp(-2 * clip, 2 * clip)
-    longest = clip * math.sqrt(max(difference.numel(), 1))
-    return difference * min(1.0, longest / max(float(difference.norm()), 1e-300))
+    """One sample's relative difference to the centre, as whole numbers: none counts for more than
+    twice the clip, and all together are no longer than `clip sqrt(d)`, which is `UNITS`."""
+    difference = ((values - centre.double()) / scale.double() / clip).clamp(-2, 2)
+    return clip_to_whole(difference / math.sqrt(max(difference.numel(), 1)))
 
 
-def noisy(total: Tensor, multiplier: float, clip: float, generator: np.random.Generator) -> Tensor:
-    """The sum of clipped differences with the mechanism's noise."""
-    deviation = multiplier * clip * math.sqrt(max(total.numel(), 1))
-    return total + torch.from_numpy(generator.normal(0.0, deviation, total.numel()))
+def noisy(total: Tensor, share: float, draw: Draw) -> Tensor:
+    """The sum of clipped differences with a client's noise: whole numbers still, so that sums of
+    them are exact and tell nothing of how a client rounded."""
+    return release(total, share, draw).double()
+
+
+def in_differences(whole: Tensor, clip: float) -> Tensor:
+    """What a sum of whole numbers means."""
+    return whole * (clip * math.sqrt(max(whole.numel(), 1)) / UNITS)
 
 
 def estimate(

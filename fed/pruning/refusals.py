@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from symprune.engine import decide
 from symprune.errors import SympruneError
+from symprune.fed.owner.guard import Guard
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, VOTES
+from symprune.fed.pruning.messages import Settings
 from symprune.fed.pruning.noise import Privacy
 from symprune.recipe import Recipe
 from symprune.validation import check_choice
@@ -36,7 +40,12 @@ def check_recipe(
             "--self-samples adds text of the model's own, federated pruning takes the clients' "
             "alone; leave it out."
         )
-    if recipe.permute is not None:
+    if recipe.experts is not None:
+        raise SympruneError(
+            "--experts drops experts by what text in one place says, federated pruning has none; "
+            "leave it out."
+        )
+    if recipe.permuted_parts:
         raise SympruneError(
             "--permute takes an order from text in one place, federated pruning has none; leave it "
             "out."
@@ -85,4 +94,56 @@ def check_recipe(
         raise SympruneError(
             f"--epsilon does not go with {name}, which needs Gram matrices: noise that hides a "
             "window in so many numbers would leave nothing of them; use dsnot or r2-dsnot."
+        )
+
+
+def check_asked(guard: Guard, settings: Settings, samples: int) -> None:
+    """Refuse what the policy of a client's owner does not allow."""
+    guard.pruning(settings.aggregate, settings.clients, samples)
+    if settings.needs:
+        noise = settings.noise if _noised(settings) else 0.0
+        guard.sums(settings.secure, noise, settings.clip, settings.honest > 1)
+
+
+def check_insisted(settings: Settings, secure: bool, gram: bool, least_noise: float) -> None:
+    """Refuse less protection than a client's own settings ask for."""
+    number = settings.number
+    if secure and not settings.secure:
+        raise SympruneError(f"Client {number} insists on masked summation.")
+    if settings.sends_grams and not gram:
+        raise SympruneError(f"Client {number} sends no Gram matrices: its owner has not set gram.")
+    if settings.noise < least_noise:
+        raise SympruneError(f"Client {number} insists on more noise than it was told.")
+    if least_noise and not _noised(settings):
+        raise SympruneError(
+            f"Client {number} insists on noise, which neither ballots nor Gram matrices are given."
+        )
+
+
+def _noised(settings: Settings) -> bool:
+    """Whether noise, if there is any, is on all that is sent."""
+    return settings.aggregate == STATISTICS and not settings.sends_grams
+
+
+def check_digest(expected: str | None, found: Tensor) -> None:
+    """Refuse a model, a configuration or a tokenizer that is not the one the owner knows."""
+    digest = bytes(found.tolist()).hex()
+    if expected is not None and digest != expected:
+        raise SympruneError(
+            f"The owner's policy refuses: model, configuration and tokenizer have the digest "
+            f"{digest}, not {expected}."
+        )
+
+
+def check_once(settings: Settings, summed: bool, noised: bool) -> None:
+    """Refuse to start over what was begun, where that would undo its protection."""
+    if summed:
+        raise SympruneError(
+            f"Client {settings.number} was asked to start over: out of two secure sums of one "
+            "text the statistics of whoever is in one of them alone would fall out."
+        )
+    if noised:
+        raise SympruneError(
+            f"Client {settings.number} was asked to start over, which would spend its "
+            "privacy twice."
         )

@@ -3,8 +3,8 @@
 A client may be a new process for every message, so it reads the model each time and keeps its state
 in its folder. What it calibrates on, how much of it and what protection it insists on are the
 owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon`, `delta`, `clip`,
-`secure`, `gram`, `bos`, `revision`, `trust_remote_code`, `compute_dtype`); the server decides none
-of them.
+`secure`, `node_key`, `peers`, `least_clients`, `gram`, `allow_few_tokens`, `bos`, `revision`,
+`trust_remote_code`, `compute_dtype`); the server decides none of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,17 +27,20 @@ from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
 from symprune.engine.text.tokens import cap_seqlen
 from symprune.errors import SympruneError
+from symprune.fed.owner.guard import guard_of
+from symprune.fed.owner.policy import NOISE, PLAIN, PRUNING, SECURE_SUM, SHARED_NOISE, Policy
 from symprune.fed.protocol import check
-from symprune.fed.pruning import server_state
+from symprune.fed.pruning import messages, server_state
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import PruningResult, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.refusals import check_recipe
+from symprune.fed.pruning.refusals import check_digest, check_recipe
 from symprune.fed.pruning.server import Server
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
+from symprune.fed.secure.party import Trust
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
 from symprune.models import hub
@@ -77,6 +80,23 @@ class Task:
 
     def __post_init__(self) -> None:
         check_recipe(self.recipe, self.aggregate, self.privacy, self.gram_bits)
+
+    def policy(self) -> Policy:
+        """What an owner who wants just this allows."""
+        least = SECURE_SUM if self.secure else PLAIN
+        if self.privacy is not None:
+            shared = self.privacy.sharing(self.clients, self.secure) > 1
+            least = SHARED_NOISE if shared else NOISE
+        policy = Policy(
+            jobs=(PRUNING,),
+            algorithms=(self.aggregate,),
+            protection=least,
+            least_clients=min(2, self.clients),
+        )
+        if self.privacy is None:
+            return policy
+        epsilon, delta = self.privacy.epsilon, self.privacy.delta
+        return replace(policy, epsilon=epsilon, delta=delta, least_noise=0.0)
 
     def steps_done(self, folder: Path) -> int:
         """The blocks the server has decided and saved."""
@@ -128,16 +148,16 @@ def of_job(job: PruningJob) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     )  # fmt: skip
     shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
     shared |= {"secure": job.secure, "trust_remote_code": trusted, "bos": recipe.bos}
-    shared["compute_dtype"] = job.compute_dtype
+    shared |= {"compute_dtype": job.compute_dtype, "allow_few_tokens": job.allow_few_tokens}
     shared["gram"] = decide.needs(recipe).gram and job.aggregate == STATISTICS
     if version is not None:
         shared["revision"] = version
     if job.privacy is not None:
-        shared |= asdict(job.privacy)
+        shared |= {name: v for name, v in asdict(job.privacy).items() if v is not None}
     return task, tuple(
         {
             **shared,
-            "text": str(Path(text).resolve()) if Path(text).exists() else text,
+            "text": calibration.with_whole_paths(text),
             "seed": recipe.text_seed + number,
         }
         for number, text in enumerate(job.texts)
@@ -163,7 +183,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
         reference = calibration.begin_with(reference, beginning.token)
     server = Server(
         model, task.recipe, task.clients, task.secure, task.privacy, reference, stored,
-        task.aggregate, task.gram_bits,
+        task.aggregate, task.gram_bits, messages.tokenizer_digest(tokenizer),
     )  # fmt: skip
     server.report.bos = beginning
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,10 +203,16 @@ def answer(data: bytes, node: Node) -> bytes:
     """A client's reply. One that cannot answer says nothing and is left out, with the reason in its
     own log."""
     settings = NodeSettings.of(node.config)
+    guard = guard_of(node.config, settings.text if Path(settings.text).exists() else None)
+    if guard.data is not None:
+        settings = replace(settings, text=guard.data)
     with limited_threads():
-        model, tokens, stored = settings.load(node.folder)
+        model, tokens, stored, words = settings.load(node.folder)
+        check_digest(guard.policy.model_digest, messages.digest(model, stored, words))
         owner = (settings.privacy, settings.secure, node.folder)
-        return Client(model, tokens, *owner, stored=stored, gram=settings.gram)(data)
+        allowed: dict[str, Any] = {"gram": settings.gram, "guard": guard, "words": words}
+        allowed |= {"allow_few_tokens": settings.allow_few_tokens, "trust": settings.trust}
+        return Client(model, tokens, *owner, stored=stored, **allowed)(data)
 
 
 @dataclass(frozen=True)
@@ -207,6 +233,10 @@ class NodeSettings:
     bos: str = "auto"
     compute_dtype: str = "auto"
     gram: bool = False
+    allow_few_tokens: bool = False
+    node_key: str | None = None
+    peers: str | None = None
+    least_clients: int = 2
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> NodeSettings:
@@ -219,9 +249,14 @@ class NodeSettings:
     def privacy(self) -> Privacy | None:
         return None if self.epsilon is None else Privacy(self.epsilon, self.delta, self.clip)
 
-    def load(self, folder: Path) -> tuple[nn.Module, Tensor, dict[str, torch.dtype]]:
-        """The model, the owner's tokens and what of the model is stored in another type. What was
-        measured for the tokens is kept in the folder."""
+    @property
+    def trust(self) -> Trust:
+        key, peers = (None if not at else Path(at) for at in (self.node_key, self.peers))
+        return Trust(key, peers, self.least_clients)
+
+    def load(self, folder: Path) -> tuple[nn.Module, Tensor, dict[str, torch.dtype], bytes]:
+        """The model, the owner's tokens, what of the model is stored in another type, and the
+        tokenizer's digest. What was measured for the tokens is kept in the folder."""
         access = hub.Access(self.revision, trust_remote_code=self.trust_remote_code)
         model, tokenizer = load_with_tokenizer(self.model, device="cpu", access=access)
         stored = compute.widen(model, self.compute_dtype, torch.device("cpu"))
@@ -229,7 +264,7 @@ class NodeSettings:
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed
         )
         tokens = calibration.begin_with(tokens, self._first(model, tokenizer, folder))
-        return model, tokens, stored
+        return model, tokens, stored, messages.tokenizer_digest(tokenizer)
 
     def _first(self, model: Any, tokenizer: Any, folder: Path) -> int | None:
         """The token that windows begin with, decided once: every message is a new process."""

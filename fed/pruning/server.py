@@ -1,8 +1,8 @@
 """The server of federated pruning: asks for a block's statistics, adds them up, decides, goes on.
 
 It has the dense model and no private data. A client that does not answer, or whose answer is not
-what was asked for, is left out from then on; with masked summation the block's round is repeated
-without it, since the others' masks only cancel among those who all answered.
+what was asked for, is left out from then on. A secure sum is never asked for twice: it is of those
+who answered, and the others' masks come off by their shares.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,30 +20,24 @@ from symprune.engine.arguments import Arguments
 from symprune.engine.collect import Collector, collect
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
-from symprune.fed.pruning import messages, noise, packed_stats
+from symprune.fed.pruning import exposure, messages, noise, packed_stats
 from symprune.fed.pruning.aggregate import ballots, grams, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
-from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Settings
+from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.refusals import check_recipe
+from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
 from symprune.models.layout import device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
 from symprune.recipe import Recipe
-from symprune.stats import SQUARE, ChannelStats, Needs
+from symprune.stats import ChannelStats
 
 Numbered = dict[int, bytes]
+Fields = Mapping[str, Tensor]
+SUM = -1  # whose reply a secure sum stands for
 PROBE_TOKENS = 8
 MOST_TOKENS = 1 << 48
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the server knows of a client."""
-
-    samples: int
-    length: int
-    key: Tensor | None
 
 
 class Server:
@@ -66,10 +60,11 @@ class Server:
         stored: Mapping[str, torch.dtype] | None = None,
         aggregate: str = STATISTICS,
         gram_bits: int = grams.EXACT,
+        words: bytes = b"",
     ) -> None:
         check_recipe(recipe, aggregate, privacy, gram_bits)
         grams.check_bits(gram_bits, clients)
-        self.needs = _with_squares(decide.needs(recipe), secure or gram_bits != grams.EXACT)
+        self.needs = grams.with_squares(decide.needs(recipe), secure or gram_bits != grams.EXACT)
         if clients < 1 + secure:
             least = "two clients for masked summation" if secure else "one client"
             raise SympruneError(f"Federated pruning needs at least {least}.")
@@ -81,7 +76,7 @@ class Server:
         self.secure = secure
         self.privacy = privacy
         self.stored = stored or {}
-        self.digest = messages.digest(model, self.stored)
+        self.digest = messages.digest(model, self.stored, words)
         self.report = walk.Report(recipe, 0)
         self.report.parameters = self.layout.weights
         self.members: dict[int, Known | None] = dict.fromkeys(range(clients))
@@ -92,8 +87,10 @@ class Server:
         )  # fmt: skip
         if privacy is not None and self.needs:
             multiplier = privacy.multiplier(len(self.layout.blocks))
-            self.settings = replace(self.settings, noise=multiplier, clip=privacy.clip)
-        self.report.notes += _warnings(self.settings)
+            honest = privacy.sharing(clients, secure)
+            noised = replace(self.settings, noise=multiplier, clip=privacy.clip)
+            self.settings = replace(noised, honest=honest)
+        self.report.notes += exposure.warnings(self.settings)
         probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
@@ -101,6 +98,8 @@ class Server:
         if self.needs:
             with forward.ready(model):
                 self._public = forward.embed(self.layout, probe)
+        self.rounds = SecureRounds() if secure else None
+        self._in_sum: dict[int, Known] = {}
         self._attempt = 0
         self._ask: dict[str, Tensor] = {}
         self._parts: list[packed_stats.Part] = []
@@ -125,6 +124,8 @@ class Server:
                     f"Its samples have {known.length} tokens, not {self.report.seqlen}.",
                 )
         self._check_enough()
+        if self.rounds is not None:
+            self.rounds.begin(self.members, self.settings.honest)
 
     def _introduce(self, number: int, data: bytes) -> None:
         numbers, fields = messages.read(data, HELLO, messages.hello_fields(self.secure))
@@ -133,38 +134,46 @@ class Server:
             raise SympruneError(f"It claims {samples} samples of {length} tokens.")
         if not torch.equal(fields["model"], self.digest):
             raise SympruneError("It has another model.")
-        self.members[number] = Known(samples, length, fields.get("key"))
+        self.members[number] = Known(samples, length)
+        if self.rounds is not None:
+            self.rounds.cards[number] = bytes(fields["card"].tolist())
 
     def ask(self, block: int) -> Numbered:
         """The request for a block's statistics, with the masks of the block before; where these
         are in, the one for its Gram matrices."""
-        matrices = self.layout.matrices(block)
-        fields: dict[str, Tensor] = {}
+        if self.rounds is not None and self.rounds.sharing:
+            return dict.fromkeys(self.members, self.rounds.ask_shares())
+        if self.rounds is not None and self.rounds.unmasking:
+            return dict.fromkeys(self.members, self.rounds.ask_unmask())
         if self._first:
             return self._ask_grams(block)
+        fields: dict[str, Tensor] = {}
         if self._attempt == 0:
-            self._prepare(block, matrices)
+            self._prepare(block, self.layout.matrices(block))
             if block:
                 fields = self._decided(block - 1)
-        asked = dict(self._ask)
-        if self.secure:
-            asked["participants"] = torch.tensor(list(self.members))
-            if block == 0 and self._attempt == 0:
-                keys = [known.key for known in self._known().values() if known.key is not None]
-                asked["keys"] = torch.stack(keys)
-        order = ("groups", "participants", "keys", "centre", "scale")
-        asked = {name: asked[name] for name in order if name in asked}
         values = packed_stats.length(self._parts)
-        first = messages.head(ROUND, block, self._attempt, len(self.members), values)
-        return dict.fromkeys(self.members, messages.write(first, {**asked, **fields}))
+        return self._write(ROUND, block, (values,), self._ask, fields)
 
     def _ask_grams(self, block: int) -> Numbered:
-        asked = {"groups": self._ask["groups"]}
-        if self.secure:
-            asked["participants"] = torch.tensor(list(self.members))
-        asked["scale"] = self._scale()
-        first = messages.head(GRAMS, block, self._attempt, len(self.members))
-        return dict.fromkeys(self.members, messages.write(first, asked))
+        asked = {"groups": self._ask["groups"], "scale": self._scale()}
+        if self.rounds is not None:
+            check_same(list(self._in_sum), self.rounds.sums.participants)
+        return self._write(GRAMS, block, (), asked, {})
+
+    def _write(
+        self, kind: int, block: int, numbers: tuple[int, ...], asked: Fields, last: Fields
+    ) -> Numbered:
+        """One request to everybody; for a secure sum, to each with what others wrote to it."""
+        count = (block, self._attempt, len(self.members), *numbers)
+        first = {"groups": asked["groups"]}
+        rest = {name: asked[name] for name in ("centre", "scale") if name in asked}
+        if self.rounds is None:
+            data = messages.write(messages.head(kind, *count), {**first, **rest, **last})
+            return dict.fromkeys(self.members, data)
+        head, ask = messages.head(kind, *count, self.rounds.sums.index), self.rounds.ask_masked
+        asked_of = {number: {**first, **ask(number), **rest, **last} for number in self.members}
+        return {number: messages.write(head, each) for number, each in asked_of.items()}
 
     def _scale(self) -> Tensor:
         """What Gram matrices are rounded by: as the first client's first sample says, which is what
@@ -191,7 +200,7 @@ class Server:
                     block,
                     self.layout.blocks[block],
                     matrices,
-                    self.needs if self.settings.noise else _of_channels(self.needs),
+                    self.needs if self.settings.noise else grams.of_channels(self.needs),
                 )
             inputs = measured.inputs
         self._probed = measured
@@ -215,12 +224,16 @@ class Server:
         def check(number: int, data: bytes) -> None:
             got[number] = self._statistics(number, block, data)
 
-        before = len(self.members)
-        self._take(replies, check)
-        if (self.secure or self._first) and len(self.members) < before:
-            self._attempt += 1
-            self._first = {}
+        if self.rounds is not None and not self._take_securely(replies, check, got):
             return False
+        if self.rounds is None:
+            before = len(self.members)
+            self._take(replies, check)
+            self._in_sum = self._known()
+            if self._first and len(self.members) < before:
+                self._attempt += 1
+                self._first = {}
+                return False
         if self.settings.sends_grams and not self._first:
             self._first = got
             return False
@@ -230,6 +243,30 @@ class Server:
             else:
                 self._elect(block, got)
         self._attempt, self._first = 0, {}
+        return True
+
+    def _take_securely(
+        self,
+        replies: Mapping[int, bytes],
+        check: Callable[[int, bytes], None],
+        got: dict[int, dict[str, Tensor]],
+    ) -> bool:
+        """One exchange of a secure sum; True with the last one, and the sum is in `got` alone."""
+        rounds, known = self.rounds, self._known()
+        assert rounds is not None
+        if rounds.sharing:
+            self._take(replies, rounds.take_shares)
+            rounds.sums.open_mail()
+            return False
+        if not rounds.unmasking:
+            self._take(replies, check)
+            if self._first:
+                check_same(list(self._in_sum), list(got))
+            self._in_sum = {number: known[number] for number in got}
+            rounds.sums.take_masked(got)
+            return False
+        self._take(replies, rounds.take_unmask)
+        got[SUM] = rounds.finish()
         return True
 
     def _decide(self, block: int, got: totals.Replies) -> None:
@@ -250,7 +287,7 @@ class Server:
         """The block's masks, and weights if they were updated, from what every client decided."""
         matrices, recipe = self.layout.matrices(block), self.report.recipe
         dense = list(messages.parameters(matrices).values())
-        total = totals.ballot(got, dense, self.secure, self._counted()[1])
+        total = totals.ballot(got, dense, self.secure, len(self._in_sum), self._counted()[1])
         elected = ballots.count(matrices, total, recipe, self.settings.aggregate)
         measured, before = Collector(), len(self.report.layers)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
@@ -287,7 +324,7 @@ class Server:
         if self.privacy is None or not self.settings.noise:
             return None
         return {
-            **asdict(self.privacy),
+            **{**asdict(self.privacy), "honest": self.settings.honest},
             "noise_multiplier": self.settings.noise,
             "releases": len(self.layout.blocks),
         }
@@ -320,23 +357,17 @@ class Server:
         return totals.statistics(self._parts, got, self.settings, *self._counted())
 
     def _counted(self) -> tuple[int, int]:
-        """How many samples and tokens all clients have."""
-        known = self._known().values()
+        """How many samples and tokens the clients in the sum have."""
+        known = self._in_sum.values()
         return sum(k.samples for k in known), sum(k.samples * k.length for k in known)
 
     def _estimate(self, total: packed_stats.Packed) -> packed_stats.Packed:
         values = packed_stats.length(self._parts)
-        clients = len(self.members)
-        deviation = self.settings.noise * self.settings.clip * math.sqrt(values * clients)
-        return noise.estimate(
-            self._parts,
-            total.values,
-            self._ask["centre"],
-            self._ask["scale"],
-            *self._counted(),
-            deviation,
-            self.settings.clip,
-        )
+        deviation = self.settings.share * self.settings.clip
+        deviation *= math.sqrt(values * len(self._in_sum))
+        summed = noise.in_differences(total.values, self.settings.clip)
+        public = (self._ask["centre"], self._ask["scale"], *self._counted())
+        return noise.estimate(self._parts, summed, *public, deviation, self.settings.clip)
 
     def _take(self, replies: Mapping[int, bytes], accept: Callable[[int, bytes], None]) -> None:
         """Hand every member's reply on; leave out, with a note, whose is missing or wrong."""
@@ -354,32 +385,10 @@ class Server:
         self.report.notes.append(f"Client {number} was left out: {why}")
 
     def _check_enough(self) -> None:
-        if len(self.members) < 1 + self.secure:
+        least = 1 if self.rounds is None else max(2, self.rounds.sums.least)
+        if len(self.members) < least:
             last = self.report.notes[-1]
             raise SympruneError(f"Too few clients are left to go on. {last}")
 
     def _known(self) -> dict[int, Known]:
         return {number: known for number, known in self.members.items() if known is not None}
-
-
-def _with_squares(needs: Needs, wanted: bool) -> Needs:
-    """Gram matrices in units of the channels' lengths need these first."""
-    return replace(needs, inputs=needs.inputs | {SQUARE}) if needs.gram and wanted else needs
-
-
-def _of_channels(needs: Needs) -> Needs:
-    """The cheapest that tells which matrices share an input."""
-    inputs = frozenset({SQUARE}) if needs.inputs else frozenset[str]()
-    return replace(needs, inputs=inputs)
-
-
-def _warnings(settings: Settings) -> list[str]:
-    """What the owners of the data should read."""
-    if not settings.sends_grams:
-        return []
-    whose = "the sum of all clients'" if settings.secure else "every client's"
-    return [
-        f"The server sees {whose} Gram matrices, which tell which channels of a layer act together "
-        "and, of text with fewer tokens than channels, all that its inputs span: far more than "
-        "sums per channel."
-    ]

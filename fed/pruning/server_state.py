@@ -17,13 +17,14 @@ from torch import Tensor
 from symprune.engine.report import LayerReport, is_layer
 from symprune.errors import SympruneError
 from symprune.fed.pruning import messages
-from symprune.fed.pruning.secure_sum import KEY_BYTES
 from symprune.fed.pruning.server import Known, Server
+from symprune.fed.secure.collector import Collector
+from symprune.fed.secure.keys import CARD_BYTES
 from symprune.machine import durable
 from symprune.validation import has_kinds, parse_json
 
 SAVED = {"next_block": int, "identity": dict, "seqlen": int, "notes": list, "layers": list}
-SAVED |= {"members": dict, "traffic": dict}
+SAVED |= {"members": dict, "traffic": dict, "sums": dict}
 
 
 def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -> None:
@@ -33,8 +34,10 @@ def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -
     for number, known in server.members.items():
         assert known is not None
         members[str(number)] = [known.samples, known.length]
-        if known.key is not None:
-            tensors[f"key {number}"] = known.key
+    sums: dict[str, Any] = {}
+    if server.rounds is not None:
+        sums, sealed = server.rounds.sums.state()
+        tensors |= sealed
     tensors |= {f"mask {name}": keep for name, keep in report.masks.items()}
     plain = {
         "next_block": next_block,
@@ -43,6 +46,7 @@ def save(path: Path, server: Server, next_block: int, traffic: dict[str, Any]) -
         "notes": report.notes,
         "layers": [asdict(layer) for layer in report.layers],
         "members": members,
+        "sums": sums,
         "traffic": {name: traffic[name] for name in ("setup", "blocks")},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +107,11 @@ def restore(path: Path, server: Server) -> tuple[int, dict[str, Any]]:
     if server.settings.weights:
         _load_weights(path, server, done)
     server.members = {
-        int(number): Known(samples, length, tensors.get(f"key {number}"))
+        int(number): Known(samples, length)
         for number, (samples, length) in plain["members"].items()
     }
+    if server.rounds is not None:
+        server.rounds.sums = Collector.from_state(plain["sums"], tensors)
     server.skip(done)
     return plain["next_block"], {"ledger": tensors["ledger"], **plain["traffic"]}
 
@@ -132,8 +138,8 @@ def _check(plain: Any, tensors: dict[str, Tensor]) -> None:
         raise ValueError("what it says of the blocks is not complete")
     for number, counts in plain["members"].items():
         whole = isinstance(counts, list) and [type(count) for count in counts] == [int, int]
-        key = tensors.get(f"key {number}", torch.zeros(KEY_BYTES, dtype=torch.uint8))
-        fits = key.dtype == torch.uint8 and key.shape == (KEY_BYTES,)
+        card = tensors.get(f"card {number}", torch.zeros(CARD_BYTES, dtype=torch.uint8))
+        fits = card.dtype == torch.uint8 and card.shape == (CARD_BYTES,)
         if not (number.isdecimal() and whole and fits):
             raise ValueError(f"client {number} is not one")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from symprune.fed.owner.policy import Policy
+
 
 class Deployable(Protocol):
     """A description that fits into a configuration file, and where its parts and results are."""
@@ -24,6 +26,9 @@ class Deployable(Protocol):
 
     def to_json(self) -> str:
         """The description from which its server can read it again."""
+
+    def policy(self) -> Policy:
+        """What an owner who wants just this allows: no more."""
 
     def steps_done(self, folder: Path) -> int:
         """The rounds, or blocks, that a server with this folder has finished and saved."""

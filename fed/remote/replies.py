@@ -15,6 +15,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.protocol import Algorithm, Like, Received, State, Turn, check
+from symprune.fed.robust import UNDEFENDED, Defence, defend
 from symprune.fed.wire.envelope import unpack
 from symprune.fed.wire.parcel import collect
 from symprune.fed.wire.payload import decode_message
@@ -77,8 +78,14 @@ def open_reply(data: bytes, likes: Mapping[str, Like]) -> dict[str, Tensor]:
     return fields
 
 
-def count(algorithm: Algorithm, server: State, replies: Mapping[int, bytes], turn: Turn) -> Counted:
-    """The replies of the turn that pass, put together."""
+def count(
+    algorithm: Algorithm,
+    server: State,
+    replies: Mapping[int, bytes],
+    turn: Turn,
+    defence: Defence = UNDEFENDED,
+) -> Counted:
+    """The replies of the turn that pass, alone and beside the others, put together."""
     clients, bodies, bits = [], [], []
     for client, data in sorted(replies.items()):
         alone = turn.about(torch.tensor([client]))
@@ -93,7 +100,17 @@ def count(algorithm: Algorithm, server: State, replies: Mapping[int, bytes], tur
         bits.append(counted_bits)
     sizes = torch.tensor([len(body) for body in bodies], dtype=torch.int64)
     numbers = torch.tensor(clients, dtype=torch.int64)
-    return Counted(numbers, collect(bodies), sizes, torch.tensor(bits, dtype=torch.int64))
+    told = torch.tensor(bits, dtype=torch.int64)
+    received = collect(bodies)
+    try:
+        kept, received, _ = defend(defence, algorithm, received, turn.about(numbers))
+    except SympruneError as error:  # too few for the rule: as if nobody had replied
+        log.warning("Round %s: %s", turn.number, error)
+        kept, received = torch.zeros(len(clients), dtype=torch.bool), {}
+    for client in numbers[~kept].tolist():
+        rule = f"{defence.rule}:{defence.value:g}"
+        log.warning("Client %s, round %s: left out by %s.", client, turn.number, rule)
+    return Counted(numbers[kept], received, sizes[kept], told[kept])
 
 
 def _check_reply(algorithm: Algorithm, server: State, data: bytes, turn: Turn) -> tuple[bytes, int]:

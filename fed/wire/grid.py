@@ -86,9 +86,9 @@ def round_to(x: Tensor, grid: Grid, uniform: Tensor) -> Tensor:
 
 def grid_sizes(grid: Grid, d: int, values: np.ndarray) -> np.ndarray:
     """Bytes of the grid and of so many whole numbers, for every row."""
-    count = grid.count.numpy()
+    count = grid.count.cpu().numpy()
     where = varint_sizes(count) + bytes_for(count * index_bits(d))
-    head = 1 + 2 * count + np.where(grid.regular.numpy(), 0, where)
+    head = 1 + 2 * count + np.where(grid.regular.cpu().numpy(), 0, where)
     return head + bytes_for(values * grid.bits)
 
 

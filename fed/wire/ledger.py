@@ -19,7 +19,7 @@ class Ledger:
 
     @classmethod
     def empty(cls, clients: int) -> Ledger:
-        return cls(*(torch.zeros(clients, dtype=torch.int64) for _ in range(4)))
+        return cls(*(torch.zeros(clients, dtype=torch.int64, device="cpu") for _ in range(4)))
 
     def up(self, clients: Tensor, sizes: Tensor, bits: Tensor) -> None:
         """Clients sent messages of these sizes in bytes; a paper would have counted these bits."""

@@ -66,7 +66,7 @@ class Parcel:
 
     def sizes(self) -> Tensor:
         """Encoded bytes of every client's message, `[count]`."""
-        total = torch.full((self.count,), message_overhead(list(self.fields)))
+        total = torch.full((self.count,), message_overhead(list(self.fields)), device="cpu")
         for name, field in self.fields.items():
             if isinstance(field.tensor, list):
                 each = [encoded_sizes(t.unsqueeze(0), field.table)[0] for t in field.tensor]
@@ -79,12 +79,12 @@ class Parcel:
 
     def bits(self) -> Tensor:
         """What the papers count for every client's message, `[count]`."""
-        total = torch.zeros(self.count, dtype=torch.int64)
+        total = torch.zeros(self.count, dtype=torch.int64, device="cpu")
         for name, field in self.fields.items():
             if field.bits is not None:
-                total += torch.as_tensor(field.bits, dtype=torch.int64)
+                total += torch.as_tensor(field.bits, dtype=torch.int64).cpu()
             elif isinstance(field.tensor, list):
-                total += torch.tensor([t.numel() * _bits(t) for t in field.tensor])
+                total += torch.tensor([t.numel() * _bits(t) for t in field.tensor], device="cpu")
             else:
                 numbers = field.tensor.numel() // (self.count if self.by_row[name] else 1)
                 total += numbers * _bits(field.tensor)
@@ -138,9 +138,9 @@ def merge(parts: list[Message]) -> Message:
     for name in parts[0]:
         pieces = [field if isinstance(field, Sent) else Sent(field) for field in _each(parts, name)]
         first = pieces[0]
-        joined: Any = [row for piece in pieces for row in piece.tensor]
-        if isinstance(first.tensor, Tensor):
-            joined = torch.stack(joined)
+        tensors: Any = [piece.tensor for piece in pieces]
+        whole = isinstance(first.tensor, Tensor)
+        joined: Any = torch.cat(tensors) if whole else [row for part in tensors for row in part]
         bits: Any = first.bits
         if isinstance(bits, Tensor):
             bits = torch.cat([torch.as_tensor(piece.bits) for piece in pieces])

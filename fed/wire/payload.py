@@ -104,8 +104,12 @@ def decode_at(data: bytes, start: int, max_values: int = MAX_VALUES) -> tuple[Te
         size, at = read_varint(data, at)
         shape.append(size)
     total = math.prod(shape)
-    if total > max_values:
-        raise SympruneError(f"A payload claims {total} values; at most {max_values} are expected.")
+    spread = math.prod(max(size, 1) for size in shape)  # a zero hides how large the others are
+    if total > max_values or spread > MAX_VALUES:
+        claimed = total or spread
+        raise SympruneError(
+            f"A payload claims {claimed} values; at most {max_values} are expected."
+        )
     dtype = DTYPES[code]
     if form == DENSE and gridded:
         values, at = decode_on_grid(data, at, torch.arange(total), total, dtype)
@@ -149,7 +153,7 @@ def encoded_sizes(rows: Tensor, table: bool = False, grid: Grid | None = None) -
 
 def _row_sizes(flat: Tensor, table: bool, grid: Grid | None = None) -> np.ndarray:
     table = table and flat.dtype != torch.bool and grid is None
-    nonzero, d = count_true(flat != 0).numpy(), flat.shape[1]
+    nonzero, d = count_true(flat != 0).cpu().numpy(), flat.shape[1]
     tables = _distinct_counts(flat) if table else None
     sizes = _body_sizes(d, nonzero, _value_bits(flat.dtype), tables)
     if grid is None:
@@ -274,7 +278,7 @@ def _distinct_counts(rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
     ordered = rows.sort(1).values
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return new.sum(1).numpy(), (new & (ordered != 0)).sum(1).numpy()
+    return new.sum(1).cpu().numpy(), (new & (ordered != 0)).sum(1).cpu().numpy()
 
 
 def _encode_values(values: Tensor, coded: bool, grid: Grid | None = None) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from symprune.card.base import CARD, LICENCE_FILES
 from symprune.checkpoint.output_folder import files_around
 from symprune.checkpoint.packed import weight_files
 from symprune.checkpoint.packed_shards import CONFIG, PackedShards, is_packed, open_shards
@@ -85,7 +86,7 @@ def local_folder(origin: Origin) -> Path | None:
     if not origin.is_local:
         from huggingface_hub import snapshot_download
 
-        wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", CARD, *LICENCE_FILES]
         asked = origin.access
         wanted += ["*.py"] if asked.trust_remote_code else []
         try:

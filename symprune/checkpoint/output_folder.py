@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from symprune.card.base import LICENCE_FILES
 from symprune.checkpoint.record import RECORD, is_ours, read_record, write_record
 from symprune.checkpoint.tensor_files import INDEX
 from symprune.errors import SympruneError
@@ -202,7 +203,12 @@ def files_around(source: Path, tokenizer: Any | None) -> set[str]:
     """What the files beside a checkpoint's weights and its configuration may be called that the
     output has as well. They are copied as they are: what a tokenizer's `save_pretrained` writes
     depends on whether the hub was within reach."""
-    names = {GENERATION, *PROCESSOR_FILES, *(path.name for path in source.glob("*.py"))}
+    names = {
+        GENERATION,
+        *PROCESSOR_FILES,
+        *LICENCE_FILES,
+        *(path.name for path in source.glob("*.py")),
+    }
     return names if tokenizer is None else names | _tokenizer_files(tokenizer)
 
 

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from symprune import masks, maskset
+from symprune.card.base import CARD, describe_base
+from symprune.card.forms import change_form
+from symprune.card.text import write_card
 from symprune.checkpoint import output_folder
 from symprune.checkpoint.packed_files import PackedFiles, pack_floats
 from symprune.checkpoint.packed_shards import (
@@ -27,9 +30,11 @@ from symprune.checkpoint.packed_shards import (
     open_shards,
     text_of,
 )
+from symprune.checkpoint.record import is_ours, read_record
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import INDEX, Header, OutputFile, Shards, shard_names
 from symprune.errors import SympruneError
+from symprune.machine import durable
 from symprune.machine.checksums import FILE as CHECKSUMS
 from symprune.machine.checksums import check_listed
 from symprune.machine.foreign_files import check_links
@@ -49,14 +54,7 @@ def pack(
     trust_remote_code: bool = False,
 ) -> dict[str, int]:
     """Write a packed copy of a checkpoint; its bytes before and after."""
-    check_links(folder, deep=True)
-    if not (folder / CONFIG).is_file() or not shard_names(folder) or is_packed(folder):
-        raise SympruneError(f"{folder} is not a folder with a plain model in safetensors files.")
-    _check_output(folder, output, force)
-    check_listed(folder)
-    source = Shards(folder)
-    origin = hub.resolve(str(folder), hub.Access(trust_remote_code=trust_remote_code))
-    streamed = StreamedModel(source, hub.load_config(origin), "auto", "cpu", trust_remote_code)
+    streamed, source = open_plain(folder, output, force, trust_remote_code)
     steps = len(streamed) + 1
     with output_folder.whole_folder(output) as work:
         files = PackedFiles(work, work / PARTS, streamed, source, keep_types=True)
@@ -64,15 +62,31 @@ def pack(
         files.create()
         for index in range(len(streamed)):
             tick(index, steps)
-            files.write_part(index, _pack_block(streamed, files, index))
+            files.write_part(index, pack_block(streamed, files, index))
         tick(len(streamed), steps)
         own = {*source.files, INDEX, CHECKSUMS}
         told = _header_of_told_masks(folder, files)
         _copy_others(folder, work, own | ({maskset.FILE_NAME} if told else set()))
+        _write_card(folder, work, packed=True)
         files.write_whole(told)
         shutil.rmtree(work / PARTS)
     tick(steps, steps)
     return {"before": output_folder.folder_size(folder), "after": output_folder.folder_size(output)}
+
+
+def open_plain(
+    folder: Path, output: Path, force: bool = False, trust_remote_code: bool = False
+) -> tuple[StreamedModel, Shards]:
+    """A model that can be packed into `output`, and its files."""
+    check_links(folder, deep=True)
+    if not (folder / CONFIG).is_file() or not shard_names(folder) or is_packed(folder):
+        raise SympruneError(f"{folder} is not a folder with a plain model in safetensors files.")
+    _check_output(folder, output, force)
+    check_listed(folder)
+    source = Shards(folder)
+    origin = hub.resolve(str(folder), hub.Access(trust_remote_code=trust_remote_code))
+    config = hub.load_config(origin)
+    return StreamedModel(source, config, "auto", "cpu", trust_remote_code), source
 
 
 def unpack(
@@ -104,6 +118,7 @@ def unpack(
             (work / INDEX).write_text(manifest.index)
         if manifest.masks is not None:
             _write_masks(work, manifest.masks, packed)
+        _write_card(folder, work, packed=False)
     tick(steps, steps)
     return {"before": output_folder.folder_size(folder), "after": output_folder.folder_size(output)}
 
@@ -119,7 +134,7 @@ def weight_files(folder: Path) -> list[str]:
     return names
 
 
-def _pack_block(streamed: StreamedModel, files: PackedFiles, index: int) -> dict[str, Tensor]:
+def pack_block(streamed: StreamedModel, files: PackedFiles, index: int) -> dict[str, Tensor]:
     """The block's parameters that are smaller packed."""
     blobs = {}
     with streamed.block(index):
@@ -168,6 +183,25 @@ def _check_output(folder: Path, output: Path, force: bool) -> None:
     output_folder.check_output(output, force, [folder])
     if output.resolve().is_relative_to(folder.resolve()):
         raise SympruneError(f"The output {output} lies in {folder}, which is copied as a whole.")
+
+
+def _write_card(folder: Path, work: Path, packed: bool) -> None:
+    """The folder's card, for the other form; a new one where it has none."""
+    card = folder / CARD
+    if not card.is_file():
+        record = read_record(folder) or {}
+        about = record if is_ours(record) else {"base": describe_base("", folder, None, None)}
+        try:
+            text = write_card(about, packed)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SympruneError(f"The record in {folder} makes no sense: {error}.") from error
+        durable.write_text(work / CARD, text)
+        return
+    try:
+        text = card.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return  # somebody's own, copied as it is
+    (work / CARD).write_bytes(change_form(text, packed).encode("utf-8"))
 
 
 def _copy_others(folder: Path, work: Path, but: set[str]) -> None:

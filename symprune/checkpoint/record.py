@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from symprune import __version__
+from symprune.card.base import CARD
+from symprune.card.text import write_card
 from symprune.errors import SympruneError
 from symprune.machine import durable
 from symprune.machine.checksums import FILE as CHECKSUMS
@@ -19,13 +21,15 @@ PASSING = ("seconds", "peak_memory_bytes")
 """What is different in every run. It is shown and logged, not kept: equal runs make equal files."""
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """What was done, and which files the folder has because of it."""
-    lasting = {name: value for name, value in record.items() if name not in PASSING}
+def write_record(folder: Path, record: dict[str, Any], packed: bool = False) -> None:
+    """What was done, which files the folder has because of it, and the card that says so to a
+    reader. packed: whether the folder's weights are."""
+    lasting = {"versions": versions()} | {n: v for n, v in record.items() if n not in PASSING}
+    durable.write_text(folder / CARD, write_card(lasting, packed))
     # An attempt that was killed may have left what is written later, or a file without its name.
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     files = sorted(names - {RECORD, CHECKSUMS})
-    text = json.dumps({"versions": versions(), **lasting, "files": files}, indent=2)
+    text = json.dumps({**lasting, "files": files}, indent=2)
     durable.write_text(folder / RECORD, text + "\n")
 
 

@@ -151,6 +151,11 @@ class StreamedModel:
             apply_moves(self.moves, name, self.model.get_parameter(name).data)
 
     @property
+    def at(self) -> torch.device:
+        """Where the parts around the blocks are, and the first block."""
+        return self.devices[0]
+
+    @property
     def width(self) -> int:
         """The channels of the hidden states."""
         return int(self.model.get_input_embeddings().weight.shape[1])

@@ -12,6 +12,7 @@ from symprune.errors import SympruneError
 from symprune.machine.checksums import (
     ADDED,
     CHANGED,
+    EDITED,
     EXTRA,
     FILE,
     MISSING,
@@ -53,7 +54,7 @@ class Verdict:
         return ", ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
-        kinds = {kind: self.named(kind) for kind in (MISSING, CHANGED, ADDED, EXTRA)}
+        kinds = {kind: self.named(kind) for kind in (MISSING, CHANGED, ADDED, EDITED, EXTRA)}
         about = {"whole": self.is_whole, "files": self.files, "bytes": self.size}
         return {**about, **kinds, "packed": self.tensors}
 

@@ -11,49 +11,29 @@ import os
 import socket
 import sys
 import traceback
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
+from symprune.cli.screen.progress import Display, Lines, Live, Silent
+from symprune.cli.screen.terminal import Paper, loudness, strip_controls
 from symprune.errors import Interrupted, SympruneError
 
-out = Console(markup=False, emoji=False)
-err = Console(stderr=True, markup=False, emoji=False)
+out = Paper(markup=False, emoji=False)
+err = Paper(stderr=True, markup=False, emoji=False)
 
-DEBUG = "--debug"
+DEBUG, QUIET, VERBOSE = "--debug", "--quiet", "--verbose"
 INTERRUPTED = 130  # the shell's exit code of what Ctrl-C ended
-
-STAGES = {
-    "embed": "embedding",
-    "collect": "measuring",
-    "permute": "looking at the dense model",
-    "mask": "masking",
-    "reconstruct": "reconstructing",
-    "advance": "passing on",
-    "allocate": "looking at the dense model",
-    "try": "trying allocations",
-}
 
 
 def run(command: Callable[[], object]) -> None:
     """Run a command. What it cannot do is one sentence and exit code 2, what nobody foresaw one
     sentence and exit code 1; --debug, anywhere behind the command, shows where it happened."""
-    debug = take_debug(sys.argv)
+    debug = take_flag(sys.argv, DEBUG)
+    quiet, verbose = (take_flag(sys.argv, flag) for flag in (QUIET, VERBOSE))
+    speak(quiet, verbose)
     try:
         _run_to_the_end(command)
     except SystemExit as end:
@@ -84,13 +64,18 @@ def _run_to_the_end(command: Callable[[], object]) -> None:
             raise
 
 
-def take_debug(arguments: list[str]) -> bool:
-    """Whether --debug is among the options; it is taken out, since every command has it."""
+def take_flag(arguments: list[str], flag: str) -> bool:
+    """Whether a flag is among the options; it is taken out, since every command has it."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [argument for argument in arguments[:end] if argument != DEBUG]
+    kept = [argument for argument in arguments[:end] if argument != flag]
     found = len(kept) < end
     arguments[:end] = kept
     return found
+
+
+def speak(quiet: bool = False, verbose: bool = False) -> None:
+    """How much is said from now on."""
+    loudness.quiet, loudness.verbose = quiet, verbose
 
 
 def describe(error: Exception, debug: bool = False) -> str:
@@ -118,102 +103,23 @@ def complain(sentence: str) -> None:
     err.print(said, highlight=False, soft_wrap=True)
 
 
-def strip_controls(text: str) -> str:
-    """Text without what would steer the terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
-
-
-class Display:
-    """Bars for blocks and evaluation windows; plain lines where there is no terminal."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.blocks: Any = None
-        self.windows: Any = None
-        self.cells: Any = None
-
-    def tell(self, message: str) -> None:
-        if self.progress.disable:
-            return
-        self.progress.console.print(Text(strip_controls(message), style="dim"))
-
-    def show(self, figures: dict[str, Any]) -> None:
-        """A step of a run, with its speed and the memory it takes."""
-        names = ("stage", "block", "blocks", "done", "of", "layer")
-        stage, block, blocks, done, total, layer = (figures[name] for name in names)
-        self.watch(stage, block - 1, blocks, done, total, layer)
-        speed = figures["tokens_per_second"]
-        held, most = (figures[name] / 1e9 for name in ("memory_bytes", "peak_memory_bytes"))
-        unit, memory = "tokens/s", f"{held:.2f} GB, peak {most:.2f} GB"
-        if narrow():
-            unit, memory = "tok/s", f"{held:.1f}/{most:.1f} GB"
-        text = f"{speed:,.0f} {unit} " if speed else ""
-        self.progress.update(self.blocks, figures=text + memory)
-
-    def watch(
-        self, stage: str, block: int, blocks: int, done: int, total: int, layer: str = ""
-    ) -> None:
-        if self.blocks is None:
-            self.blocks = self.progress.add_task("pruning", total=blocks, figures="")
-        if stage == "done":
-            self.progress.update(self.blocks, completed=block + 1)
-            return
-        where = f"block {block + 1}: {STAGES[stage]}" if stage != "embed" else STAGES[stage]
-        if layer and not narrow():
-            where += f" {'.'.join(layer.removesuffix('.weight').split('.')[-2:])}"
-        inside = 0.5 if stage in ("mask", "reconstruct", "advance") else 0.0
-        if stage in ("collect", "reconstruct", "advance"):
-            inside += 0.5 * done / max(total, 1)
-        # Where blocks are trained, hardly anything is left to do behind that.
-        so_far = next(task.completed for task in self.progress.tasks if task.id == self.blocks)
-        self.progress.update(self.blocks, completed=max(so_far, block + inside), description=where)
-
-    def begin(self, done: int, total: int, description: str) -> None:
-        """A sweep comes to its next cell; the bar of blocks starts over."""
-        if self.cells is None:
-            self.cells = self.progress.add_task("cells", total=total, figures="")
-        self.progress.update(self.cells, completed=done, description=description or "cells")
-        if self.blocks is not None:
-            self.progress.remove_task(self.blocks)
-            self.blocks = None
-
-    def watch_eval(self, done: int, total: int) -> None:
-        if self.windows is None:
-            self.windows = self.progress.add_task("perplexity", total=total, figures="")
-        self.progress.update(self.windows, completed=done)
-        if done == total:
-            self.progress.remove_task(self.windows)
-            self.windows = None
-
-
-def narrow() -> bool:
-    """Whether a line has no room for everything."""
-    return err.width < 110
+@contextmanager
+def display(speaking: bool = True) -> Iterator[Display]:
+    """What is going on, for the length of a command: live where a person watches, else in lines;
+    silent in all processes but one, and with --quiet."""
+    shown: Display = Silent()
+    if speaking and not loudness.quiet:
+        shown = Live(err, loudness.verbose) if err.is_terminal else Lines(err, loudness.verbose)
+    with shown:
+        yield shown
 
 
 @contextmanager
-def display(speaking: bool = True) -> Iterator[Display]:
-    """A live display for the length of a command; silent in all processes but one."""
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=5 if narrow() else 30),
-        _WholeSteps(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}", style="dim", markup=False),
-        console=err,
-        disable=not speaking,
-    )
-    with progress:
-        yield Display(progress)
-
-
-class _WholeSteps(ProgressColumn):
-    """`3/30`, although the bar also moves inside a step."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{int(task.completed)}/{int(task.total or 0)}", style="progress.download")
+def doing(what: str) -> Iterator[None]:
+    """A spinner, or a line, for something that takes a while and has no steps."""
+    with display() as shown:
+        shown.tell(what)
+        yield
 
 
 def say_saved(place: object) -> None:
@@ -245,6 +151,8 @@ def prepare_libraries() -> None:
     """Before transformers and datasets are imported: keep their bars and advice out of the way of
     ours, and spare the user minutes of retries where there is no network."""
     mind_network()
+    if loudness.verbose:
+        return
     import datasets
     from huggingface_hub.utils import logging as hub_logging
     from transformers import modeling_gguf_pytorch_utils as gguf
@@ -256,6 +164,11 @@ def prepare_libraries() -> None:
     gguf.tqdm = lambda items, **_: items  # the one bar that has no switch
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+
+
+def hub_is_off() -> bool:
+    """Whether the user has said that the hub is not to be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def mind_network() -> None:

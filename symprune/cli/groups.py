@@ -48,7 +48,8 @@ ReconstructName = Annotated[
     typer.Option(
         "--reconstruct",
         help="block: train each block's kept weights until it gives the dense model's outputs "
-        "again, through the rounding where there are --values. [dim]\\[default: no][/dim]",
+        "again, through the rounding where there are --values; part: attention first, then the "
+        "MLP. [dim]\\[default: no][/dim]",
         rich_help_panel=RECONSTRUCTION,
     ),
 ]
@@ -71,7 +72,16 @@ Permute = Annotated[
     str | None,
     typer.Option(
         help="With --pattern: put channels into an order that it keeps more in, folded into the "
-        "weights: mlp, heads, residual, several with commas, or all. [dim]\\[default: no][/dim]",
+        "weights: mlp, heads, residual, several with commas, all, or auto, what the model's "
+        "structure allows. [dim]\\[default: no][/dim]",
+    ),
+]
+Experts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="drop:P%",
+        help="First drop P % of every layer's experts, by the mean router-weighted norm of their "
+        "outputs (REAP); with --sparsity 0 nothing else. [dim]\\[default: none][/dim]",
     ),
 ]
 STATISTICS = "Statistics"
@@ -107,6 +117,15 @@ SelfSamples = Annotated[
         rich_help_panel=o.CALIBRATION,
         help="Windows more that the dense model, loaded as a whole, writes itself: against fitting "
         "few tokens too well. [dim]\\[default: 0][/dim]",
+    ),
+]
+KeepHashes = Annotated[
+    bool,
+    typer.Option(
+        "--keep-hashes/--no-keep-hashes",
+        help="Keep hashes of some passages that were calibrated on in the record, so that eval can "
+        "warn of them. Who has a passage can tell by them that it was there.",
+        rich_help_panel=o.CALIBRATION,
     ),
 ]
 HUB = "Hub"
@@ -270,6 +289,7 @@ class Running:
     evaluate: o.Evaluate = True
     eval_data: o.EvalData = None
     eval_windows: o.EvalWindows = None
+    keep_hashes: KeepHashes = True
     json_file: o.JsonFile = None
     device_map: o.DeviceMap = None
     batch_size: o.BatchSize = None

@@ -8,7 +8,18 @@ import typer
 from rich.table import Table
 
 from symprune import __version__
-from symprune.cli import console, measure, pack, prune, run
+from symprune.cli import (
+    compare,
+    console,
+    doctor,
+    measure,
+    merge,
+    pack,
+    prune,
+    repeat,
+    run,
+    share,
+)
 from symprune.fed.cli.main import app as federated
 
 app = typer.Typer(
@@ -27,8 +38,14 @@ app.command()(measure.verify)
 app.command()(measure.report)
 app.command()(run.bench)
 app.command()(run.generate)
+app.command()(compare.compare)
+app.command()(compare.recommend)
 app.command()(pack.pack)
 app.command()(pack.unpack)
+app.command()(merge.merge)
+app.command()(share.push)
+app.command()(repeat.repeat)
+app.command()(doctor.doctor)
 app.add_typer(federated, name="fed")
 
 
@@ -38,7 +55,18 @@ def root(
     debug: Annotated[
         bool, typer.Option(console.DEBUG, help="Of any command: show where an error happened.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option(console.QUIET, help="Of any command: the result and errors, no more.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            console.VERBOSE, help="Of any command: also every matrix, and what libraries say."
+        ),
+    ] = False,
 ) -> None:
+    if quiet or verbose:  # elsewhere than in a terminal they have been taken out by then
+        console.speak(quiet, verbose)
     if version:
         typer.echo(f"symprune {__version__}")
         raise typer.Exit

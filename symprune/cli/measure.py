@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,8 +13,12 @@ from rich.text import Text
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, TrustRemoteCode, expand
+from symprune.cli.showing import show_forecast
 from symprune.errors import SympruneError
 from symprune.machine import durable
+
+if TYPE_CHECKING:
+    from symprune.jobs.estimate.forecast import Forecast
 
 
 @expand
@@ -30,11 +34,21 @@ def evaluate(
         int | None, typer.Option(min=1, help="Use only the first N windows.")
     ] = None,
     bos: o.Bos = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DENSE",
+            help="Also compare its predictions with those of this model, on the first 16 windows "
+            "or as many as --windows says: KL divergence, and how often both find the same token "
+            "likeliest.",
+        ),
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Zero-shot tasks of lm-eval instead, separated by commas: boolq,rte,hellaswag,"
-            "winogrande,arc_easy,arc_challenge,openbookqa (all seven: [bold]thesis[/bold])."
+            help="Zero-shot tasks of lm-eval instead, separated by commas; [bold]default[/bold]: "
+            "hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, openbookqa; "
+            "[bold]thesis[/bold]: with rte for piqa."
         ),
     ] = None,
     task_data: Annotated[
@@ -50,6 +64,7 @@ def evaluate(
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
+    dry_run: o.DryRun = False,
     json_file: o.JsonFile = None,
     loading: Loading,
 ) -> None:
@@ -61,6 +76,10 @@ def evaluate(
     """
     if not tasks and (task_data or limit or batch_size != "auto"):
         raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    if tasks and dry_run:
+        raise SympruneError("--dry-run is about perplexity: leave out --tasks.")
+    if tasks and against and not data:
+        raise SympruneError("--against compares on a text: leave out --tasks, or give --data.")
     durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
     record: dict[str, object] = {"model": model}
@@ -69,8 +88,7 @@ def evaluate(
         from symprune.eval import zeroshot
         from symprune.models import hub
 
-        names = list(zeroshot.THESIS_TASKS) if tasks == "thesis" else tasks.split(",")
-        names = [name.strip() for name in names if name.strip()]
+        names = zeroshot.choose_tasks(tasks)
         zeroshot.check_tasks(names, task_data)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
@@ -84,19 +102,34 @@ def evaluate(
         record["zeroshot"] = result.to_json()
         del loaded
     if data or not tasks:
+        from symprune.eval import tables
         from symprune.jobs.evaluate import evaluate as measure
 
+        found: list[Forecast | None] = []
         with console.display() as shown:
+
+            def go_on(forecast: Forecast | None) -> bool:
+                found.append(forecast)
+                for said in () if dry_run or forecast is None else forecast.sentences():
+                    shown.tell(said)
+                return not dry_run
+
             measured = measure(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
                 shown.tell, shown.watch_eval, loading.access(), bos or "auto", compute_dtype,
+                against, go_on,
             )  # fmt: skip
+        if dry_run:
+            show_forecast(found[0], json_file)
+            return
         table = Table("model", "data", "windows", "seqlen", "perplexity")
         table.add_row(
             model, measured["data"], str(measured["windows"]), str(measured["seqlen"]),
             f"{measured['perplexity']:.3f}",
         )  # fmt: skip
         console.out.print(table)
+        if against is not None:
+            console.out.print(tables.against(measured["against"]))
         console.notes(measured["notes"])
         record |= measured
     o.write_json(json_file, record)
@@ -104,35 +137,49 @@ def evaluate(
 
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also every matrix, and the whole recipe.")
+    ] = False,
     json_file: o.JsonFile = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Show how sparse a saved model is, matrix by matrix, and the recipe that made it."""
+    """Show how sparse a saved model is, and the recipe that made it; --all: matrix by matrix."""
     from symprune.checkpoint.record import is_ours, read_record
-    from symprune.eval.tables import percent
+    from symprune.eval import tables
+    from symprune.eval.experts import by_expert
     from symprune.jobs.inspect import inspect_folder
 
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
     durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
-    facts = inspect_folder(folder, trust_remote_code)
-    table = Table("matrix", "shape", "zeros", "sparsity", "pattern")
-    for fact in facts:
-        shape = " x ".join(str(n) for n in fact.shape)
-        table.add_row(fact.name, shape, f"{fact.zeros:,}", percent(fact.sparsity), fact.pattern)
-    console.out.print(table)
+    with console.doing(f"Reading {folder}"):
+        facts = inspect_folder(folder, trust_remote_code)
+    matrices = [{**vars(f), "kind": f.kind, "sparsity": f.sparsity} for f in facts]
     zeros, size = sum(f.zeros for f in facts), sum(f.size for f in facts)
-    share = percent(zeros / size)
-    console.out.print(f"All of them: {zeros:,} of {size:,} weights are zero, {share}.")
+    share = tables.percent(zeros / size)
+    console.say(
+        (f"{len(facts)} matrices: {zeros:,} of {size:,} weights are zero, {share}.", "bold")
+    )
+    console.out.print(tables.inspected_by_kind(matrices))
+    if everything:
+        console.out.print(tables.inspected(matrices))
     record = read_record(folder)
-    recipe = record.get("recipe") if record and is_ours(record) else None
+    ours = record if is_ours(record) else None
+    recipe = ours.get("recipe") if ours else None
+    load = by_expert(ours.get("experts") if ours else None)
+    if load is not None:
+        console.out.print(load)
     if record and recipe is not None:
-        console.say(f"Made by symprune {record['versions']['symprune']} with this recipe:")
-        console.out.print_json(json.dumps(recipe))
+        console.say(f"Made by symprune {record['versions']['symprune']}: {record['description']}.")
+        for entry in record["perplexity"]:
+            console.say(tables.describe_perplexity(entry))
+        if everything:
+            console.out.print_json(json.dumps(recipe))
     else:
-        console.out.print("No symprune.json: the recipe is unknown.")
-    matrices = [{**vars(f), "sparsity": f.sparsity} for f in facts]
+        console.say("No symprune.json: the recipe is unknown.")
+    if not everything:
+        console.say("--all shows every matrix and the whole recipe.")
     o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
 
 
@@ -142,8 +189,8 @@ def verify(
 ) -> None:
     """Check that a saved model is as it was written, to the byte; exit code 2 if it is not.
 
-    Files that are missing, changed, or added where a loader would read them are damage. A file
-    that no loader reads, such as a README, is mentioned.
+    Files that are missing, changed, or added where a loader would read them are damage. A card
+    that was edited, or a file that no loader reads, is mentioned.
     """
     from symprune.checkpoint import verify as checking
     from symprune.eval.tables import size

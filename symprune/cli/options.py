@@ -37,6 +37,13 @@ Output = Annotated[
     typer.Option("--output", "-o", help="Output folder. [dim]\\[default: MODEL-METHOD-50][/dim]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say what would be done, how long it takes, and what memory and disk; do nothing.",
+    ),
+]
 JSON = b'{\n  "written_by": "symprune '  # how a result begins: no other file is replaced
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the result to this file, as JSON.")
@@ -47,8 +54,9 @@ Calibration = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=CALIBRATION,
-        help="c4, wikitext2, builtin (Python's documentation, no network), or a text file. "
-        "[dim]\\[default: c4][/dim]",
+        help="c4, wikitext2, builtin (Python's documentation, no network), self (the model writes "
+        "it), hf:ORG/NAME:CONFIG:SPLIT:COLUMN, a file (text, .jsonl, .parquet) or folder, or "
+        "several: 'c4*0.7 + mine.jsonl*0.3'. [dim]\\[default: c4][/dim]",
     ),
 ]
 NSamples = Annotated[

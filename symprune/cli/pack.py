@@ -10,6 +10,9 @@ import typer
 
 from symprune.cli import console
 from symprune.cli import options as o
+from symprune.cli.groups import Token
+from symprune.cli.share import Public, PushToHub, check_target, send_output
+from symprune.cli.showing import show_forecast
 
 Output = Annotated[Path, typer.Argument(help="The folder to write.")]
 
@@ -18,6 +21,10 @@ def pack(
     folder: Annotated[Path, typer.Argument(help="A pruned model.")],
     output: Output,
     force: o.Force = False,
+    dry_run: o.DryRun = False,
+    push_to_hub: PushToHub = None,
+    private: Public = True,
+    token: Token = None,
 ) -> None:
     """Store a pruned model in less space: its kept weights and one bit per weight, less for N:M.
 
@@ -25,7 +32,17 @@ def pack(
     """
     from symprune.checkpoint import packed as packing
 
+    if dry_run:
+        from symprune.jobs.estimate.packing import forecast_packing
+
+        with console.doing("Packing the first block, in memory"):
+            found = forecast_packing(folder, output, force)
+        show_forecast(found, None)
+        return
+    console.mind_network()
+    target = check_target(push_to_hub, private, token)
     _do(packing.pack, folder, output, force, "packing")
+    send_output(output, target)
 
 
 def unpack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import (
     Choosing,
+    Experts,
     Loading,
     Measuring,
     Permute,
@@ -22,6 +24,8 @@ from symprune.cli.groups import (
     Valuing,
     expand,
 )
+from symprune.cli.share import Public, PushToHub, check_target, send_output
+from symprune.cli.showing import Showing, conclude, show_forecast, show_samples
 from symprune.errors import Interrupted
 
 
@@ -31,6 +35,7 @@ def prune(
     *,
     choosing: Choosing,
     permute: Permute = None,
+    experts: Experts = None,
     calibration: o.Calibration = None,
     nsamples: o.NSamples = None,
     seqlen: o.SeqLen = None,
@@ -53,8 +58,12 @@ def prune(
     valuing: Valuing,
     reconstructing: Reconstructing,
     measuring: Measuring,
+    showing: Showing,
     running: Running,
+    dry_run: o.DryRun = False,
     loading: Loading,
+    push_to_hub: PushToHub = None,
+    private: Public = True,
 ) -> None:
     """Make a model sparse and show its perplexity before and after.
 
@@ -67,6 +76,8 @@ def prune(
       symprune prune --model llama3-8b --sparsity 0.6 --refine r2-dsnot --report-error
 
       symprune prune --model llama3-8b --recipe balanced --values int4
+
+      symprune prune --model ./my-mixtral --experts drop:25% --sparsity 0
     """
     from symprune.jobs import pruning
 
@@ -83,8 +94,14 @@ def prune(
     chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
     if permute is not None:
         chosen = chosen.with_changes(permute=None if permute == "none" else permute)
-    job = pruning.Job(model, chosen, **running.settings(), access=loading.access())
-    _do(job, running.json_file)
+    if experts is not None:
+        chosen = chosen.with_changes(experts=None if experts == "none" else experts)
+    settings = {**running.settings(), "prompts": showing.prompts()}
+    job = pruning.Job(model, chosen, **settings, access=loading.access())
+    console.mind_network()
+    target = check_target(push_to_hub, private, loading.token)
+    if do(job, running.json_file, dry_run):
+        send_output(job.folder, target)
 
 
 @expand
@@ -118,7 +135,9 @@ def refine_masks(
     valuing: Valuing,
     reconstructing: Reconstructing,
     measuring: Measuring,
+    showing: Showing,
     running: Running,
+    dry_run: o.DryRun = False,
     loading: Loading,
 ) -> None:
     """Refine saved masks of a dense model, without training.
@@ -147,14 +166,15 @@ def refine_masks(
     fitting = under_masks(update) | o.select_given(iters=update_iters)
     chosen = o.with_step(chosen, "update", update, fitting)
     chosen = measuring.apply(reconstructing.apply(valuing.apply(chosen)))
-    settings = {**running.settings(), "access": loading.access()}
+    settings = {**running.settings(), "prompts": showing.prompts(), "access": loading.access()}
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:
         job = replace(job, output=Path(f"{job.folder}-{refine}"))
-    _do(job, running.json_file)
+    do(job, running.json_file, dry_run)
 
 
-def _do(job: Any, json_file: Path | None) -> None:
+def do(job: Any, json_file: Path | None, dry_run: bool = False) -> bool:
+    """Prune and show what came out; whether this is the process that speaks."""
     from symprune.checkpoint import resume
     from symprune.eval import tables
     from symprune.jobs import pruning
@@ -162,6 +182,13 @@ def _do(job: Any, json_file: Path | None) -> None:
 
     durable.check_file(json_file, o.JSON)
     console.prepare_libraries()
+    if dry_run:
+        from symprune.jobs.estimate.pruning import forecast
+
+        with console.display() as shown:
+            found = forecast(job, shown.tell)
+        show_forecast(found, json_file)
+        return False
     try:
         with console.display(distributed.is_first()) as shown:
             record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
@@ -169,14 +196,17 @@ def _do(job: Any, json_file: Path | None) -> None:
         raise Interrupted(resume.describe_kept(job.folder)) from error
     distributed.stop()
     if not distributed.is_first():
-        return
+        return False
     console.out.print(tables.by_kind(record["layers"]))
     if job.report_error:
         console.out.print(tables.errors_by_kind(record["layers"]))
+    show_samples(record)
     console.out.print(tables.summary(record))
     console.notes(record["notes"])
     console.say_saved(record["output"])
+    conclude(record)
     o.write_json(json_file, record)
+    return True
 
 
 @expand
@@ -198,6 +228,14 @@ def sweep(
             "--output", "-o", help="Results, one JSON line per cell; an existing file is continued."
         ),
     ] = Path("sweep.jsonl"),
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Do only the Kth of N parts of the grid, as one job of an array; results go to "
+            "OUTPUT with `.KofN` in its name. `symprune merge` puts them together.",
+        ),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -208,6 +246,7 @@ def sweep(
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
+    dry_run: o.DryRun = False,
     loading: Loading,
 ) -> None:
     """Prune a model in many ways and compare the results; finished cells are not repeated.
@@ -225,15 +264,21 @@ def sweep(
     from symprune.checkpoint.load import load_computing
     from symprune.criteria import allow_code
     from symprune.eval import tables
+    from symprune.jobs.estimate.cells import forecast_sweep
+    from symprune.jobs.estimate.forecast import attempt
+    from symprune.jobs.sharing.shards import Shard
     from symprune.jobs.sweep import Grid, Sweep, check_results, over_seeds
     from symprune.models import hub
 
     for name in method or []:
         allow_code(name)
-    chosen = Grid.load(grid)
-    chosen.recipes()
+    chosen, part = Grid.load(grid), None if shard is None else Shard.parse(shard)
+    recipes = chosen.recipes()
+    recipes = recipes if part is None else part.pick(recipes)
+    output = output if part is None else part.name(output)
     check_results(output)
     console.prepare_libraries()
+    begun = time.perf_counter()
     with console.display() as shown:
         shown.tell(f"Loading {model}")
         origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
@@ -241,10 +286,23 @@ def sweep(
         tokenizer = hub.load_tokenizer(origin)
         name = f"{model}@{loading.revision}" if loading.revision else model
         job = Sweep(loaded, tokenizer, name, chosen, output, stored)
+        shown.tell("Timing the first block")
+        spent = time.perf_counter() - begun
+        found = attempt(lambda: forecast_sweep(job, recipes, device, spent))
+        if not dry_run and found is not None:
+            found.check()
+            for said in found.sentences():
+                shown.tell(said)
         try:
-            results = job.run(shown.watch, shown.watch_eval, shown.begin)
+            results = (
+                [] if dry_run else job.run(shown.watch, shown.watch_eval, shown.begin, recipes)
+            )
         except KeyboardInterrupt as error:
             kept = f"Interrupted: finished cells are kept in {output}; the same command goes on."
             raise Interrupted(kept) from error
+    if dry_run:
+        show_forecast(found, None)
+        return
     console.out.print(tables.sweep(over_seeds(results)))
+    console.notes(dict.fromkeys(note for cell in results for note in cell.get("notes", [])))
     console.say(f"{len(results)} cells in ", (str(output), "bold"))

@@ -133,8 +133,8 @@ def generate(
     aside = console.err if compare is None else console.out
     found = []
     for given in [model] if compare is None else [model, compare]:
-        console.err.print(Text(f"Loading {given}", style="dim"))
-        loaded = job.load(given, request, dtype, loading.access())
+        with console.doing(f"Loading {given}"):
+            loaded = job.load(given, request, dtype, loading.access())
         if compare is not None:
             console.out.rule(Text(given), align="left")
         if not chat:

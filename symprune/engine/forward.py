@@ -7,6 +7,7 @@ were batched.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from symprune.engine.arguments import Allocate, Arguments, BlockInputs
 from symprune.errors import SympruneError
 from symprune.models.layout import Layout, device_of
 from symprune.models.matrices import is_experts
+
+KEEP = "logits_to_keep"  # what transformers calls the positions of a window that are predicted from
 
 Tick = Callable[[int], None]
 Watch = Callable[[str, int, int, int, int, str], None]
@@ -168,10 +171,18 @@ def embed(
     return Activations(hidden, arguments, as_tuples, at_once, apart)
 
 
-def logits(layout: Layout, tokens: Tensor, activations: Activations, sample: int) -> Tensor:
-    """What the model makes of one sample's hidden states behind the last block.
+def logits(
+    layout: Layout,
+    tokens: Tensor,
+    activations: Activations,
+    sample: int,
+    positions: range | None = None,
+) -> Tensor:
+    """What the model makes of one sample's hidden states behind the last block, at some positions
+    or all.
 
     The model's own forward runs, with every block passed over and the last giving those states.
+    Positions that are not asked for are not computed, if the model can leave them out.
     """
     last, passed = activations.of(range(sample, sample + 1)), 0
 
@@ -182,7 +193,13 @@ def logits(layout: Layout, tokens: Tensor, activations: Activations, sample: int
         out = last.to(given.device) if passed == len(layout.blocks) else given
         return (out, None) if activations.blocks_return_tuples else out
 
-    return _forward(layout, tokens, dict.fromkeys(layout.blocks, pass_over)).logits
+    stand_ins = dict.fromkeys(layout.blocks, pass_over)
+    if positions is None:
+        return _forward(layout, tokens, stand_ins).logits
+    wanted = torch.arange(positions.start, positions.stop)
+    if KEEP not in inspect.signature(layout.model.forward).parameters:
+        return _forward(layout, tokens, stand_ins).logits[:, wanted]
+    return _forward(layout, tokens, stand_ins, **{KEEP: wanted}).logits
 
 
 class _Capture:
@@ -264,13 +281,18 @@ def _capture(layout: Layout, tokens: Tensor, as_tuple: bool) -> _Capture:
     return captured
 
 
-def _forward(layout: Layout, tokens: Tensor, stand_ins: dict[nn.Module, Callable[..., Any]]) -> Any:
+def _forward(
+    layout: Layout,
+    tokens: Tensor,
+    stand_ins: dict[nn.Module, Callable[..., Any]],
+    **options: Any,
+) -> Any:
     """Run the model with the forward of some modules replaced, until what was wanted is there."""
     for module, stand_in in stand_ins.items():
         module.forward = stand_in  # type: ignore[method-assign]
     try:
         device = layout.model.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
-        return layout.model(input_ids=tokens.to(device), use_cache=False)
+        return layout.model(input_ids=tokens.to(device), use_cache=False, **options)
     except _Captured:
         return None
     finally:

@@ -1,12 +1,15 @@
 """A block's kept weights, trained to give the dense model's outputs: the walk's part of it.
 
 Beside the hidden states of the pruned model go those of the dense one: what a block makes of them
-while it is still dense is what the pruned block is to make of its own inputs.
+while it is still dense is what the pruned block is to make of its own inputs. By parts, attention
+is trained first, on the states in the middle of the block, and the MLP behind it on the block's
+outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median
 
@@ -16,13 +19,22 @@ from torch import Tensor, nn
 from symprune.engine import decide
 from symprune.engine.blocks import PrunedBlock
 from symprune.engine.forward import Activations, Tick
+from symprune.engine.middle import Middle, find_middle
 from symprune.engine.report import LayerReport, Report
 from symprune.errors import SympruneError
 from symprune.machine import distributed, host, memory
 from symprune.models.layout import device_of
 from symprune.models.matrices import Matrix
 from symprune.recipe import Recipe
-from symprune.reconstruct.fit import BlockReconstruction, Fitted, Problem, fit, importance_of
+from symprune.reconstruct.fit import (
+    BlockReconstruction,
+    Fitted,
+    Problem,
+    Run,
+    fit,
+    importance_of,
+    watch_error,
+)
 from symprune.reconstruct.weights import GridWeights, MaskedWeights, Weights
 from symprune.values.grid import fetch
 
@@ -37,6 +49,34 @@ def check_processes(recipe: Recipe) -> None:
         raise SympruneError(
             "Reconstruction trains in one process: start one, or pass --reconstruct none."
         )
+
+
+class Aim:
+    """Hidden states of the dense model that a fit comes near to, and what tokens count for in it:
+    gathered sample after sample, then weighed."""
+
+    def __init__(self, states: Activations) -> None:
+        self.states = states
+        self._weighed: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        self._weighed = []
+
+    def take(self, samples: range, before: Tensor, states: Tensor) -> None:
+        """The states of some samples, from those in front of the block."""
+        sizes = torch.linalg.vector_norm(states.float() - before, dim=-1)
+        for each in [sizes] if self.states.apart else sizes:
+            importance = importance_of(each)
+            self._weighed.append((importance, (importance * each.square()).sum()))
+        self.states.replace(samples, states)
+
+    def weigh(self) -> tuple[Tensor, float]:
+        """What each token's squared error counts for, and the unit of an error: that of a block
+        that does nothing. On the way back it is the size of a token's, which is what 16-bit
+        gradients have room for."""
+        found, units = zip(*self._weighed, strict=True)
+        unit = sum(host.bring(units)) / len(units)
+        return torch.stack(found), max(unit, torch.finfo(torch.float32).tiny)
 
 
 class Reconstruction:
@@ -64,39 +104,44 @@ class Reconstruction:
                 "--nsamples or give a longer text."
             )
         self.inputs: Activations | None = None
-        self.importance = torch.empty(0)
-        self.unit = 1.0
-        self._weighed: list[tuple[Tensor, Tensor]] = []
+        self.outputs = Aim(dense)
+        self.halfway = Aim(dense.copy()) if self.options.by_parts else None
+        self.middle: Middle | None = None
+        self._seen: Tensor | None = None
 
     @property
     def steps(self) -> int:
         """Windows that a block's training passes at most."""
         return self.options.epochs * (len(self.dense) - self.watching)
 
-    def begin(self) -> None:
-        """A block is entered: what it makes of the dense model's states, still dense, is for
-        `take`, sample after sample."""
+    @contextmanager
+    def entered(self, index: int, block: nn.Module, found: list[Matrix]) -> Iterator[None]:
+        """A block is there as long as this lasts: what it makes of the dense model's states, still
+        dense, is for `take`, sample after sample."""
         self.inputs = self.dense.copy() if self.options.inputs == "dense" else None
-        self._weighed = []
+        self.outputs.begin()
+        self.middle = None
+        if self.halfway is not None:
+            self.halfway.begin()
+            self.middle = find_middle(self.dense, index, block, found, self._start_of(index))
+        with nullcontext() if self.middle is None else self.middle.watch(self._see):
+            yield
+        self._seen = self.inputs = None
+
+    def _see(self, states: Tensor) -> None:
+        self._seen = states.detach()
+
+    def _start_of(self, index: int) -> str:
+        """What the names of a block's parameters begin with."""
+        return f"{self.prefix}.{index}."
 
     def take(self, samples: range, output: Tensor) -> None:
         """The dense block's output for some samples: a target now, and the hidden states."""
-        dense = self.dense
-        update = output.float() - dense.of(samples).to(output.device).float()
-        sizes = torch.linalg.vector_norm(update, dim=-1)
-        for each in [sizes] if dense.apart else sizes:
-            importance = importance_of(each)
-            self._weighed.append((importance, (importance * each.square()).sum()))
-        dense.replace(samples, output)
-
-    def _weigh(self) -> None:
-        """What tokens count for, from all that was taken."""
-        found, units = zip(*self._weighed, strict=True)
-        self._weighed = []
-        self.importance = torch.stack(found)
-        # An error of one unit is that of a block that does nothing. On the way back it is the size
-        # of a token's, which is what 16-bit gradients have room for.
-        self.unit = max(sum(host.bring(units)) / len(units), torch.finfo(torch.float32).tiny)
+        before = self.dense.of(samples).to(output.device).float()
+        if self.halfway is not None and self.middle is not None:
+            assert self._seen is not None
+            self.halfway.take(samples, before, self._seen)
+        self.outputs.take(samples, before, output)
 
     def fit(
         self,
@@ -111,36 +156,76 @@ class Reconstruction:
     ) -> Fitted | None:
         """Train the block's kept weights, put the best into it and its values into `pruned`. None
         where everything in it was left as it was."""
-        self._weigh()
-        prefix = f"{self.prefix}.{index}."
-        trained = self._select(found, pruned, layers, stored, prefix)
+        trained = self._select(found, pruned, layers, stored, self._start_of(index))
         if not trained:
             return None
         pruned.unrounded.clear()
-        problem = self._problem(index, block, activations)
+        middle, whole = self.middle, self._problem(index, block, activations, self.outputs)
+        if middle is None or self.halfway is None:
+            return self._fit(index, block, pruned, trained, whole, "", tick)
+        watching = range(len(self.dense) - self.watching, len(self.dense))
+        before, epochs = watch_error(whole, watching), 0
+        part = self._problem(index, block, activations, self.halfway, middle)
+        for first, problem in ((True, part), (False, whole)):
+            some = {name: own for name, own in trained.items() if middle.holds(name) is first}
+            if some:
+                name = "first half" if first else "second half"
+                epochs = self._fit(index, block, pruned, some, problem, name, tick).epochs
+        return Fitted(before, watch_error(whole, watching), epochs)
+
+    def _fit(
+        self,
+        index: int,
+        block: nn.Module,
+        pruned: PrunedBlock,
+        trained: dict[str, Weights],
+        problem: Problem,
+        name: str,
+        tick: Tick,
+    ) -> Fitted:
+        """Train some of the weights; what is better than before goes into the block."""
         count = len(self.dense) - self.watching
+        drawn = f"{self._start_of(index)} reconstruction" + (f" {name}" if name else "")
         fitted = fit(
             trained, problem, range(count), range(count, len(self.dense)), self.options,
-            decide.generator_for(self.seed, f"{prefix} reconstruction"), tick,
+            decide.generator_for(self.seed, drawn), tick,
         )  # fmt: skip
         parameters = dict(block.named_parameters())
-        for name, part in trained.items() if fitted.after < fitted.before else ():
-            parameters[name].data.copy_(part.written())
+        for own, part in trained.items() if fitted.after < fitted.before else ():
+            parameters[own].data.copy_(part.written())
             pruned.values |= fetch(part.values())
-        self.inputs = None
         return fitted
 
-    def _problem(self, index: int, block: nn.Module, activations: Activations) -> Problem:
-        inputs, dense, device = self.inputs or activations, self.dense, device_of(block)
+    def _problem(
+        self,
+        index: int,
+        block: nn.Module,
+        activations: Activations,
+        aim: Aim,
+        middle: Middle | None = None,
+    ) -> Problem:
+        """The block up to its middle, if one is given, or all of it."""
+        whole, device = self._runner(index, block, activations), device_of(block)
+
+        def run(weights: Mapping[str, Tensor], sample: int) -> Tensor:
+            if middle is None:
+                return whole(weights, sample)
+            return middle.reach(lambda: whole(weights, sample))
+
+        def target(sample: int) -> Tensor:
+            return aim.states.of(range(sample, sample + 1)).to(device)
+
+        return Problem(run, target, *aim.weigh())
+
+    def _runner(self, index: int, block: nn.Module, activations: Activations) -> Run:
+        """run(weights, sample): the block's output with some weights in the place of its own."""
+        inputs = self.inputs or activations
         fixed = {name: parameter.detach() for name, parameter in block.named_parameters()}
 
         def run(weights: Mapping[str, Tensor], sample: int) -> Tensor:
             return inputs.run(index, block, range(sample, sample + 1), {**fixed, **weights})
 
-        def target(sample: int) -> Tensor:
-            return dense.of(range(sample, sample + 1)).to(device)
-
-        return Problem(run, target, self.importance, self.unit)
+        return run
 
     def _select(
         self,
@@ -171,7 +256,7 @@ class Reconstruction:
 
     def check_memory(self, index: int, block: nn.Module, activations: Activations) -> str:
         """What a block's training takes, as a sentence; an error when it is too much."""
-        problem, kept = self._problem(index, block, activations), dict[int, int]()
+        run, kept = self._runner(index, block, activations), dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
             """Several steps may keep one tensor."""
@@ -181,12 +266,12 @@ class Reconstruction:
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             weights = {name: p.detach().requires_grad_() for name, p in block.named_parameters()}
-            output = problem.run(weights, 0)
+            output = run(weights, 0)
         back = sum(kept.values()) - sum(kept.get(p.data_ptr(), 0) for p in weights.values())
         del output  # until here nothing that is kept could make room for something else
         weights_size = self.copies * 4 * sum(p.numel() for p in block.parameters())
         states = self.dense.hidden.numel() * self.dense.hidden.element_size()
-        states *= 2 if self.options.inputs == "dense" else 1
+        states *= 1 + (self.options.inputs == "dense") + (self.halfway is not None)
         needed, free = weights_size + back, memory.free(device_of(block))
         if needed > free:
             raise SympruneError(

@@ -53,7 +53,8 @@ class Report:
     seconds: how long each stage took. peak_memory: in bytes. parameters: the model's weights,
     prunable or not. notes: sentences the user should read. bos: what was decided about BOS, if text
     was read. allocation: how far the allocations that were tried were from the dense model, and
-    which was chosen.
+    which was chosen. experts: of each expert, how many tokens came to it and what they say of it,
+    and which were dropped, if any were.
     """
 
     recipe: Recipe
@@ -67,6 +68,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     bos: Bos | None = None
     allocation: dict[str, Any] | None = None
+    experts: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -101,6 +103,7 @@ class Report:
             "seqlen": self.seqlen,
             "bos": self.bos.to_dict() if self.bos else None,
             "allocation": self.allocation,
+            **({} if self.experts is None else {"experts": self.experts}),
             "sparsity": self.sparsity,
             "prunable": self.prunable,
             "removed": self.removed,

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from symprune.engine import decide, forward
 from symprune.engine.allocation.divide import Division, divide_budget
 from symprune.engine.blocks import Blocks
+from symprune.engine.experts.drop import check_processes as check_one_process
+from symprune.engine.experts.drop import drop_experts
+from symprune.engine.experts.mixtures import plan_drop
 from symprune.engine.forward import Watch
 from symprune.engine.head import round_head
 from symprune.engine.permute import inside
@@ -70,7 +73,8 @@ def prune(
         watch: Called as the work goes on, see `Watch`.
         report_error: Also measure every layer's reconstruction error.
         base: Masks made earlier, to be refined instead of made.
-        blocks: Where the blocks are, if not in memory, and what else is known of them.
+        blocks: Where the blocks are, if not in memory, and what else is known of them; experts that
+            the recipe drops are gone from them.
         held_out: More tokens, on which steps that fit the calibration data are watched. If the
             recipe says `allocate: search`, allocations are tried on the last of them.
         written: The windows of the model's own that the recipe asks for, from who has them; left
@@ -94,9 +98,13 @@ def prune(
     check_pattern(layout, recipe)
     check_choice("gram_device", gram_device, GRAM_DEVICES)
     check_processes(recipe)
+    drop = recipe.fewer_experts if blocks is None else None
+    if drop is not None:
+        check_one_process()
+        plan_drop(getattr(model, "config", None), drop)
     if base is not None:
         _check_can_start_from_masks(recipe, base, layout)
-    tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs)
+    tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs, tell)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
     windows, held_out, said = take_windows(recipe, tokens, held_out)
@@ -110,6 +118,11 @@ def prune(
             f"Held-out tokens decide about targets {recipe.targets}, and there are none; give a "
             "longer text, or held_out."
         )
+    if drop is not None:
+        report.experts, said = drop_experts(model, tokens, drop)
+        report.notes += said
+        layout = find_layout(model)
+        report.parameters = layout.weights
     plan = WalkPlan(recipe, needs, report_error, base, gram_device, tokens=tokens.numel())
     with forward.ready(model):
         tokens = distributed.share(tokens)
@@ -126,9 +139,11 @@ def prune(
             division = Division(**divided)
             report.allocation = division.to_dict()
             report.notes += division.notes()
-        if recipe.permute is not None:
+        if recipe.permuted_parts:
             with spend(report, "permute"):
-                plan = replace(plan, orders=Orders(layout, blocks, tokens, recipe, watch))
+                orders = Orders(layout, blocks, tokens, recipe, watch)
+            plan = replace(plan, orders=orders)
+            report.notes += orders.notes
         plan = replace(plan, written=len(written))
         tokens = torch.cat([tokens, written.to(tokens.device)])
         if held_out is not None and (needs.gram or recipe.reconstruction is not None):

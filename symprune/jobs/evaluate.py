@@ -5,8 +5,13 @@ The model stays on disk, as in `run`, if it is made of safetensors files.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from symprune import calibration
 from symprune.checkpoint.load import load_computing, local_folder
@@ -14,9 +19,17 @@ from symprune.checkpoint.packed_shards import open_shards
 from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
 from symprune.engine.text import bos
 from symprune.engine.text.tokens import cap_seqlen
-from symprune.eval.perplexity import perplexity
+from symprune.eval.perplexity import cut, perplexity
 from symprune.jobs import streamed_perplexity
+from symprune.jobs.estimate.forecast import Forecast, attempt
+from symprune.jobs.estimate.loaded import MEASURE, forecast_recipes
+from symprune.jobs.estimate.timed import InMemory as Loaded
+from symprune.jobs.estimate.timed import Place
+from symprune.jobs.estimate.work import Work
 from symprune.jobs.measures import read_bos
+from symprune.jobs.quality.against import measure_against
+from symprune.jobs.quality.divergence import InMemory, OnDisk, Walkable
+from symprune.jobs.quality.overlap import warn_of_folder
 from symprune.machine import compute
 from symprune.models import hub
 from symprune.validation import check_choice
@@ -34,9 +47,13 @@ def evaluate(
     access: hub.Access | None = None,
     begin: str = "auto",
     compute_dtype: str = "auto",
+    against: str | None = None,
+    go_on: Callable[[Forecast | None], bool] = lambda _: True,
 ) -> dict[str, Any]:
     """Perplexity of a saved model on a held-out text, as a record. begin says whether windows begin
-    with BOS."""
+    with BOS; against is a dense model that it is compared with. go_on is told what it will take,
+    None where that cannot be told, and says whether to go on: if not, nothing is measured."""
+    begun = time.perf_counter()
     hub.check_dtype(dtype)
     check_choice("compute-dtype", compute_dtype, compute.CHOICES)
     origin = hub.resolve(model_name, access)
@@ -44,29 +61,49 @@ def evaluate(
     config = hub.load_config(origin)
     seqlen, notes = cap_seqlen(config, seqlen)
     tokenizer = hub.load_tokenizer(origin)
-    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    ids = calibration.evaluation_tokens(data, tokenizer)
     folder = local_folder(origin)
+    walk: Callable[[], Walkable]
     if folder is None:
         tell(f"Loading {model_name}")
         model, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
         computed = model.dtype
+        foreseen = attempt(
+            lambda: _forecast(Loaded(model), ids, seqlen, max_windows, device, 1, begun)
+        )
+        if not go_on(foreseen):
+            return {}
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")
         result = perplexity(model, ids, seqlen, max_windows, tick, found.token)
+        walk = partial(InMemory, model)
     else:
         trusted = origin.access.trust_remote_code
         source = open_shards(folder)
         computed = compute.pick(compute_dtype, stored_dtype(dtype, config, source), where)
         streamed = StreamedModel(source, config, dtype, where, trusted, computed)
+        at_once = streamed_perplexity.windows_at_once(streamed, seqlen, 1)
+        foreseen = attempt(
+            lambda: _forecast(streamed, ids, seqlen, max_windows, device, at_once, begun)
+        )
+        if not go_on(foreseen):
+            return {}
         kept = read_bos(folder) if begin == "auto" else None
         found = kept or bos.decide(
             begin, tokenizer, config, streamed_perplexity.losses_of(streamed)
         )
-        at_once = streamed_perplexity.windows_at_once(streamed, seqlen, 1)
         tell(f"Perplexity on {data}")
         result = streamed_perplexity.perplexity(
             streamed, ids, seqlen, max_windows, tick, at_once=at_once, bos=found.token
         )
+        walk = partial(OnDisk, streamed)
+    compared: dict[str, Any] = {}
+    overlap = warn_of_folder(Path(origin.path), ids, data, seqlen, max_windows)
+    if against is not None:
+        compared["against"] = measure_against(
+            walk(), against, tokenizer, ids, seqlen, max_windows, found.token, dtype, device,
+            compute_dtype, access, tell, tick,
+        )  # fmt: skip
     return {
         "model": model_name,
         "revision": hub.version_of(origin),
@@ -74,5 +111,27 @@ def evaluate(
         "compute_dtype": compute.name_of(computed),
         "bos": found.to_dict(),
         **result.to_dict(),
-        "notes": [*notes, *found.notes],
+        **compared,
+        "notes": [*notes, *found.notes, *overlap],
     }
+
+
+def _forecast(
+    place: Place,
+    ids: Tensor,
+    seqlen: int,
+    max_windows: int | None,
+    device: str,
+    at_once: int,
+    begun: float,
+) -> Forecast:
+    """What measuring takes; begun: when the command did."""
+    windows = len(cut(ids, seqlen, max_windows))
+    work = Work(
+        blocks=0, of_blocks=len(place.layout.blocks), windows=windows, measured=1,
+        at_once=at_once, seqlen=seqlen,
+    )  # fmt: skip
+    return forecast_recipes(
+        place, [MEASURE], ids, work, what=f"Perplexity on {windows} windows of {seqlen} tokens",
+        device=device, folder=Path(), spent=time.perf_counter() - begun,
+    )  # fmt: skip

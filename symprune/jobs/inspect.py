@@ -15,6 +15,7 @@ from symprune.errors import SympruneError
 from symprune.masks import count_true, find_pattern
 from symprune.models import hub
 from symprune.models.layout import find_layout
+from symprune.models.matrices import kind_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class MatrixFacts:
     zeros: int
     size: int
     pattern: str
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name.removesuffix(".weight"))
 
     @property
     def sparsity(self) -> float:

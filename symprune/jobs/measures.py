@@ -76,7 +76,7 @@ def measure_perplexity(
 ) -> dict[str, Any]:
     """Perplexity as `symprune eval` has it, and which tokens it is of."""
     seqlen, notes = cap_seqlen(config, seqlen)
-    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    ids = calibration.evaluation_tokens(data, tokenizer)
     found = read_bos(Path(origin.path)) or bos.decide("auto", tokenizer, config, losses)
     rows = cut(ids, seqlen, windows, found.token)
     figures = []

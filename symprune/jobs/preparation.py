@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from symprune import calibration
+from symprune.card.base import describe_base
+from symprune.checkpoint.load import local_folder
 from symprune.checkpoint.output_folder import check_output, folder_size
 from symprune.checkpoint.packed import weight_files
 from symprune.engine.text.tokens import cap_seqlen
@@ -80,6 +82,8 @@ def default_output(model: str, recipe: Recipe) -> str:
     folder."""
     amount = recipe.pattern.replace(":", "of") if recipe.pattern else f"{recipe.sparsity:.0%}"
     parts = [Path(model).name.removesuffix(".gguf")]
+    if recipe.experts is not None:
+        parts.append(f"experts-{recipe.experts}".replace(":", "-").rstrip("%"))
     parts += [] if recipe.keeps_all else [recipe.method, amount.rstrip("%")]
     parts += [] if recipe.rounding is None else [recipe.rounding.name]
     return re.sub(r"[^\w.+-]+", "-", "-".join(parts))
@@ -87,12 +91,12 @@ def default_output(model: str, recipe: Recipe) -> str:
 
 def default_held_out(calibrated_on: Iterable[str]) -> str:
     """What perplexity is measured on: WikiText-2, unless the run is meant to need no hub."""
-    return "builtin" if set(calibrated_on) == {"builtin"} else "wikitext2"
+    return "builtin" if all(map(calibration.needs_no_hub, calibrated_on)) else "wikitext2"
 
 
 def read_held_out(data: str, tokenizer: Any, seqlen: int) -> Tensor:
     """The text perplexity is measured on, as one row of tokens, enough for a window."""
-    ids = calibration.encode(tokenizer, calibration.text(data, "test"))
+    ids = calibration.evaluation_tokens(data, tokenizer)
     cut(ids, seqlen)
     return ids
 
@@ -120,6 +124,7 @@ def make_record(
         "model": job.model,
         "origin": str(origin) if not origin.is_local else Path(str(origin)).name,
         "revision": prepared.revision,
+        "base": name_base(origin),
         "description": description,
         **report,
         "dtype": compute.name_of(dtype),
@@ -128,6 +133,18 @@ def make_record(
         "bits_per_weight": bits_per_weight or 8 * dtype.itemsize,
         "perplexity": perplexity,
     }
+
+
+def name_base(origin: hub.Origin) -> dict[str, Any]:
+    """The model by a name that tells no folder of this machine, and what is known of it."""
+    short = hub.SHORT_NAMES.get(origin.name.lower())
+    if origin.gguf_file:
+        file = Path(origin.path) / origin.gguf_file
+        name = origin.name if short else file.name
+        return describe_base(name, None, file, short)
+    if origin.is_local:
+        return describe_base(Path(origin.path).resolve().name, Path(origin.path), None, None)
+    return describe_base(origin.name, local_folder(origin), None, origin.path)
 
 
 def add_output(record: dict[str, Any], origin: hub.Origin, folder: Path) -> dict[str, Any]:

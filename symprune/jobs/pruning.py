@@ -6,33 +6,40 @@ that was interrupted goes on where it was (`checkpoint.resume`).
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from symprune.calibration import files_of
+from symprune.card.plan import Plan
 from symprune.checkpoint import output_folder, resume
-from symprune.checkpoint.device_map import check_device_map, choose_devices
-from symprune.checkpoint.load import fingerprint, local_folder, make_dense_copy
+from symprune.checkpoint.device_map import check_device_map
+from symprune.checkpoint.load import fingerprint
 from symprune.checkpoint.output_files import OutputFiles
-from symprune.checkpoint.packed import PARTS
 from symprune.checkpoint.packed_files import PackedFiles
-from symprune.checkpoint.packed_shards import PackedShards, open_shards
+from symprune.checkpoint.packed_shards import PackedShards
 from symprune.checkpoint.record import read_record, versions, write_record
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
-from symprune.checkpoint.streamed_model import StreamedModel, stored_dtype
+from symprune.checkpoint.streamed_model import Source, StreamedModel
 from symprune.checkpoint.tensor_files import Shards
-from symprune.engine import forward, walk
+from symprune.engine import walk
 from symprune.engine.arguments import Allocate
 from symprune.engine.reconstruct import check_processes
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
-from symprune.engine.text.self_written import check_can_write, check_room, write_windows
 from symprune.errors import SympruneError
-from symprune.jobs import streamed_perplexity
+from symprune.eval.perplexity import cut
+from symprune.jobs import samples, sizes, streamed_perplexity
+from symprune.jobs.estimate.opening import Opened, choose_files, find_stored_dtype, open_model
+from symprune.jobs.estimate.pruning import foresee
+from symprune.jobs.experts.fewer import drop_first
 from symprune.jobs.meter import LOG, Meter, Show
+from symprune.jobs.own_text import add_own, open_whole
 from symprune.jobs.preparation import (
     Prepared,
     Tell,
@@ -44,7 +51,11 @@ from symprune.jobs.preparation import (
     make_record,
     prepare,
 )
-from symprune.jobs.texts import Texts, read_texts
+from symprune.jobs.quality.against import diverge_from_input
+from symprune.jobs.quality.divergence import WINDOWS
+from symprune.jobs.quality.overlap import passages_of, warn
+from symprune.jobs.sharing.plans import check_same_text, describe_run
+from symprune.jobs.texts import Texts, describe_sources, read_texts
 from symprune.machine import compute, distributed, durable, memory, offload
 from symprune.masks import find_pattern
 from symprune.maskset import MaskSet
@@ -75,6 +86,9 @@ class Job:
     batch_size: int | None = None
     access: hub.Access = field(default_factory=hub.Access)
     compute_dtype: str = "auto"
+    keep_hashes: bool = True
+    prompts: tuple[str, ...] = ()  # for the dense and the pruned model to continue
+    repeats: Plan | None = None
 
     @property
     def folder(self) -> Path:
@@ -88,7 +102,7 @@ class Job:
     def reads(self) -> list[str]:
         """What may be files of the user's, which the output must not take the place of."""
         masks = [] if self.masks is None else [str(self.masks)]
-        return [self.model, self.recipe.calibration, self.held_out, *masks]
+        return [self.model, *files_of(self.recipe.calibration), *files_of(self.held_out), *masks]
 
 
 def prune(
@@ -102,31 +116,40 @@ def prune(
     Whatever can fail cheaply comes first: the settings, the texts, then the model.
     """
     memory.return_large_blocks()
+    begun = time.perf_counter()
     durable.check_file(job.log, LOG)
+    samples.check_prompts(job.prompts)
     check_device_map(job.device_map)
     if job.masks is not None:
         job.recipe.check_takes_masks()
     prepared = prepare(job, tell)
     origin, tokenizer, seqlen = prepared.origin, prepared.tokenizer, prepared.seqlen
+    prompts = samples.fitting(job.prompts, tokenizer, prepared.config)
     device = distributed.start(prepared.device)
     check_processes(job.recipe)
     allocate = offload.allocate_in(job.offload) if job.offload else None
     base = MaskSet.load(job.masks) if job.masks else None
     measured = job.held_out if job.evaluate else None
     texts = read_texts(job.recipe, tokenizer, seqlen, measured, job.report_error, tell)
+    run = describe_run(job, texts)
+    check_same_text(job.repeats, run)
     owner = distributed.rank() == 0
     meter = Meter(seqlen, job.log if owner else None, show)
     with resume.workspace(job.folder, job.restart, owner) as work:
         computed = compute.pick(
-            job.compute_dtype, _stored_dtype(job, origin, prepared.config), device
+            job.compute_dtype, find_stored_dtype(job, origin, prepared.config), device
         )
         facts = _facts(job, prepared, computed, texts, base, device)
         if not owner:
             distributed.wait()
         progress = resume.Progress.open(work, facts, job.folder, owner)
-        opened = _open(job, origin, computed, device, work, tell)
-        if not isinstance(opened.shards, PackedShards):  # has checksums of its own
-            resume.watch_input(progress, opened.shards)
+        whole = open_model(job, origin, computed, device, work, job.device_map, tell)
+        for sentence in foresee(job, whole, texts, seqlen, begun, progress.finished):
+            tell(sentence)
+        if not isinstance(whole.shards, PackedShards):  # has checksums of its own
+            resume.watch_input(progress, whole.shards)
+        fewer = drop_first(job, whole, texts, tokenizer, work, allocate, tell)
+        opened = fewer.opened if fewer else whole
         files = _create_files(job, opened, base, work, progress, tell)
         if owner:
             distributed.wait()
@@ -134,9 +157,15 @@ def prune(
         blocks.at_once = job.batch_size or blocks.once(
             "batch size", lambda: opened.streamed.batch_size(seqlen)
         )
-        found = _decide_bos(job, opened.streamed, tokenizer, blocks, texts)
-        texts = _add_self_written(job, opened, blocks, texts.begin_with(found), tell)
-        ruler = _Ruler(job, opened.streamed, texts, seqlen, allocate, tell, watch_eval)
+        found = _decide_bos(job, whole.streamed, tokenizer, blocks, texts)
+        write = partial(open_whole, opened.shards, opened.streamed, job.dtype, job.access)
+        texts = add_own(job.recipe, write, tokenizer, blocks, texts, found, tell)
+        overlap = warn(texts.data, texts.held_out, job.held_out, seqlen, job.eval_windows)
+        for note in overlap:
+            tell(note)
+        ruler = _Ruler(
+            job, whole.streamed, opened.streamed, texts, seqlen, allocate, tell, watch_eval
+        )
         dense = blocks.once(f"dense {ruler}", ruler.measure)
         tell(_describe_memory(opened.streamed, texts, seqlen))
         tell(_say_what_begins(job, progress, len(blocks)))
@@ -146,7 +175,9 @@ def prune(
             held_out=texts.watched, written=texts.written, gram_device=job.gram_device, tell=tell,
         )  # fmt: skip
         report.bos = found
-        said = [*prepared.notes, *(found.notes if found else ()), *report.notes]
+        report.experts = fewer.described if fewer else None
+        first = [*prepared.notes, *(fewer.notes if fewer else ())]
+        said = [*first, *(found.notes if found else ()), *report.notes, *overlap]
         report.notes[:] = list(dict.fromkeys(said))
         if owner:
             tell(f"Writing {job.folder}")
@@ -156,58 +187,34 @@ def prune(
             files.write_rest()
         distributed.wait()
         pruned = blocks.once(f"pruned {ruler}", lambda: ruler.measure(files.open_written()))
+        apart = blocks.once(f"pruned apart {ruler}", lambda: ruler.diverge(files.open_written()))
         figures = [] if dense is None or pruned is None else [compare(job.held_out, dense, pruned)]
+        figures = [{**figure, "divergence": apart} for figure in figures]
+        shown = {}
+        if owner and job.prompts:
+            both = {
+                "dense": (whole.shards, whole.streamed.model.config),
+                "pruned": (files.open_written(), opened.streamed.model.config),
+            }
+            continued, why = samples.of_run(
+                job, prompts, whole.streamed, both, tokenizer, texts.bos, tell
+            )
+            shown["samples"] = continued
+            report.notes += why
         record = make_record(
             job, prepared, job.recipe.describe(), report.to_dict(),
             dtype=opened.streamed.dtype, computed=computed, perplexity=figures,
             bits_per_weight=files.bits_per_weight(),
         )  # fmt: skip
+        record["calibration"] = describe_sources(job.recipe, texts)
+        record |= passages_of(texts.data) if job.keep_hashes else {}
+        found_sizes = sizes.of_run(origin, whole.folder, whole.shards, files.folder)
+        record |= {**run, **found_sizes, **shown}
         if owner:
-            write_record(files.folder, record)
+            write_record(files.folder, record, packed=isinstance(files, PackedFiles))
     meter.close()
     distributed.wait()
     return add_output(record, origin, job.folder)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A model's folder, its files and the model without weights."""
-
-    folder: Path
-    shards: Shards
-    streamed: StreamedModel
-
-
-def _stored_dtype(job: Job, origin: hub.Origin, config: Any) -> torch.dtype:
-    """The type of the output's weights."""
-    if origin.gguf_file:
-        return torch.float32 if job.dtype == "auto" else getattr(torch, job.dtype)
-    folder = local_folder(origin)
-    return stored_dtype(job.dtype, config, open_shards(folder) if folder else None)
-
-
-def _open(
-    job: Job,
-    origin: hub.Origin,
-    computed: torch.dtype,
-    device: torch.device,
-    work: Path,
-    tell: Tell,
-) -> _Opened:
-    """The model's safetensors folder; what comes as something else is made one, in memory."""
-    folder = local_folder(origin)
-    if folder is None:
-        folder = work / "dense"
-        if distributed.rank() == 0:
-            tell(f"Loading {job.model}")
-            make_dense_copy(origin, job.dtype, folder)
-    shards = open_shards(folder)
-    config = hub.load_config(hub.Origin(job.model, str(folder), access=job.access))
-    trusted = job.access.trust_remote_code
-    streamed = StreamedModel(shards, config, job.dtype, device, trusted, computed)
-    if job.device_map is not None:
-        streamed.place(choose_devices(streamed, job.device_map))
-    return _Opened(folder, shards, streamed)
 
 
 def _facts(
@@ -240,21 +247,15 @@ def _facts(
 
 def _create_files(
     job: Job,
-    opened: _Opened,
+    opened: Opened,
     base: MaskSet | None,
     work: Path,
     progress: resume.Progress,
     tell: Tell,
 ) -> OutputFiles | PackedFiles:
-    """Plain files; packed ones where values are on a grid."""
-    recipe, place = job.recipe, (opened.streamed, opened.shards, job.dtype == "auto")
-    files: OutputFiles | PackedFiles
-    if recipe.rounding is None and recipe.head_grid is None:
-        files = OutputFiles(work / resume.OUTPUT, *place)
-    else:
-        files = PackedFiles(work / resume.OUTPUT, work / PARTS, *place, recipe.head_grid)
+    """The output's files, begun, or taken up where an earlier attempt left them."""
+    files = choose_files(job.recipe, opened, work, job.dtype == "auto")
     layout = opened.streamed.layout
-    walk.check_pattern(layout, recipe)
     if base is not None:
         base.check_fits({m.parameter_name: m.parameter for m in layout.all_matrices()})
     if distributed.rank() == 0:
@@ -291,31 +292,6 @@ def _decide_bos(
     return Bos(**blocks.once("bos", decide_once))
 
 
-def _add_self_written(
-    job: Job, opened: _Opened, blocks: StreamedBlocks, texts: Texts, tell: Tell
-) -> Texts:
-    """With the windows that the recipe has the dense model write, which is in memory for that."""
-    count, streamed = job.recipe.self_samples, opened.streamed
-    if count is None or not isinstance(texts.data, Tensor):
-        return texts
-    tokens = texts.data
-
-    def write() -> list[list[int]]:
-        check_can_write(streamed.model)
-        weights = sum(parameter.numel() for parameter in streamed.model.parameters())
-        check_room(weights * streamed.compute.itemsize, streamed.device)
-        tell(f"The dense model writes {count} windows")
-        whole = StreamedModel(
-            opened.shards, streamed.model.config, job.dtype, streamed.device,
-            job.access.trust_remote_code, streamed.compute,
-        )  # fmt: skip
-        seed = job.recipe.text_seed
-        with forward.ready(whole.load_all()):
-            return write_windows(whole.model, tokens, count, seed, texts.bos).tolist()
-
-    return texts.add_written(blocks.once("self-written windows", write))
-
-
 def _describe_memory(streamed: StreamedModel, texts: Texts, seqlen: int) -> str:
     """What type blocks are computed in, and what they and the hidden states take in it."""
     which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
@@ -336,6 +312,7 @@ class _Ruler:
     """Measures perplexity before and after, if that is wanted."""
 
     job: Job
+    dense: StreamedModel
     streamed: StreamedModel
     texts: Texts
     seqlen: int
@@ -352,15 +329,27 @@ class _Ruler:
         ids = self.texts.held_out
         if ids is None:
             return None
-        which = "pruned" if pruned else "dense"
+        which, streamed = ("pruned", self.streamed) if pruned else ("dense", self.dense)
         self.tell(f"Perplexity of the {which} model on {self.job.held_out}")
         at_once = streamed_perplexity.windows_at_once(
-            self.streamed, self.seqlen, self.job.recipe.nsamples
+            streamed, self.seqlen, self.job.recipe.nsamples
         )
         return streamed_perplexity.perplexity(
-            self.streamed, ids, self.seqlen, self.job.eval_windows, self.tick, pruned,
+            streamed, ids, self.seqlen, self.job.eval_windows, self.tick, pruned,
             at_once, self.allocate, self.texts.bos,
         ).to_dict()  # fmt: skip
+
+    def diverge(self, written: Source) -> dict[str, float] | None:
+        """How far the pruned model is from the dense one, on the first windows of the text."""
+        if self.texts.held_out is None:
+            return None
+        self.tell(f"Comparing both models on {self.job.held_out}")
+        count = min(self.job.eval_windows or WINDOWS, WINDOWS)
+        windows = cut(self.texts.held_out, self.seqlen, count, self.texts.bos)
+        trusted, config = self.job.access.trust_remote_code, self.streamed.model.config
+        return diverge_from_input(
+            self.dense, written, config, self.job.dtype, trusted, windows, self.tick, self.allocate
+        )
 
 
 def recipe_of(masks: Path, method: str | None = None) -> Recipe:

@@ -28,15 +28,19 @@ from symprune.engine.blocks import Blocks
 from symprune.engine.head import head_parameters
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
-from symprune.engine.text.self_written import write_for
+from symprune.engine.text.self_written import write_for, write_missing
 from symprune.engine.text.tokens import cap_seqlen, reads_text, windows_to_try
 from symprune.errors import HalfPrunedError, SympruneError
 from symprune.eval.perplexity import perplexity
+from symprune.jobs.quality.overlap import warn
 from symprune.machine import durable
 from symprune.machine.compute import name_of
+from symprune.maskset import MaskSet
 from symprune.models.layout import find_layout
 from symprune.recipe import Recipe, read_mapping
 from symprune.validation import check_names, has_kinds, parse_json
+from symprune.values.bits import packed_bits
+from symprune.values.grid import GRIDS
 
 RESULT = {
     **dict.fromkeys(("key", "model", "description", "data"), str),
@@ -172,7 +176,8 @@ class Sweep:
         self._embedded: dict[
             tuple[Any, ...], tuple[Tensor, Tensor, Tensor | None, forward.Activations]
         ] = {}
-        self._dense = [(each, each.detach().clone()) for each in self._changing()]
+        self._warned: tuple[Any, list[str]] = (None, [])
+        self._dense: list[tuple[Tensor, Tensor]] = []
 
     def run(
         self,
@@ -188,10 +193,11 @@ class Sweep:
         seqlen, _ = cap_seqlen(self.model.config, self.grid.seqlen)
         sources = {"perplexity": self.grid.eval_data, "valid": self.grid.valid_data}
         texts = {
-            name: calibration.encode(self.tokenizer, calibration.text(source, "test"))
+            name: calibration.evaluation_tokens(source, self.tokenizer)
             for name, source in sources.items()
             if source is not None
         }
+        self._dense = [(each, each.detach().clone()) for each in self._changing(recipes)]
         dense: dict[str, float] | None = None
         for number, recipe in enumerate(recipes):
             begin(number, len(recipes), recipe.describe())
@@ -261,13 +267,24 @@ class Sweep:
             "dense": dense["perplexity"],
             **({"dense_valid": dense["valid"]} if "valid" in dense else {}),
             **self._perplexities(texts, seqlen, tick),
+            "notes": self._warn(data, texts, seqlen),
             "sparsity": report.sparsity,
+            "bits_per_weight": self._bits_per_weight(recipe, report.masks),
             "seconds": round(seconds, 2),
         }
         for name in ("relative_error", "held_out_error"):
             found = [layer.figures[name] for layer in report.layers if name in layer.figures]
             result |= {name: fmean(found)} if found else {}
         return result
+
+    def _bits_per_weight(self, recipe: Recipe, masks: MaskSet) -> float:
+        """What a prunable weight takes when the cell's model is packed."""
+        grid = GRIDS[recipe.rounding.name] if recipe.rounding else None
+        floats = 8 * (self.stored or self.model.dtype).itemsize
+        matrices = list(find_layout(self.model).all_matrices())
+        keeps = [m.slice_of(masks[m.parameter_name]) for m in matrices]
+        weights = sum(keep.numel() for keep in keeps)
+        return sum(packed_bits(keep, floats, grid) for keep in keeps) / weights
 
     def _perplexities(
         self, texts: dict[str, Tensor], seqlen: int, tick: Callable[[int, int], None]
@@ -277,6 +294,13 @@ class Sweep:
             name: perplexity(self.model, ids, seqlen, windows, tick, first).perplexity
             for name, ids in texts.items()
         }
+
+    def _warn(self, data: Any, texts: dict[str, Tensor], seqlen: int) -> list[str]:
+        """What of the calibration tokens is in the evaluation text; looked for once a set."""
+        if data is not self._warned[0]:
+            settings = (texts["perplexity"], self.grid.eval_data, seqlen, self.grid.eval_windows)
+            self._warned = data, warn(data, *settings)
+        return self._warned[1]
 
     def _decide_bos(self) -> Bos:
         """Whether windows begin with BOS: one answer for all cells, from the dense model."""
@@ -298,9 +322,11 @@ class Sweep:
                 recipe.calibration, self.tokenizer, recipe.nsamples, seqlen, recipe.text_seed,
             )  # fmt: skip
             first = self._begin.token
-            tokens = calibration.begin_with(calibration.calibration_tokens(*settings), first)
-            written = write_for(self.model, tokens, recipe, first)
+            tokens = calibration.calibration_tokens(*settings, own=True)
             watched = calibration.held_out_tokens(*settings, tried)
+            tokens, watched = write_missing(self.model, self.tokenizer, tokens, watched, recipe)
+            tokens = calibration.begin_with(tokens, first)
+            written = write_for(self.model, tokens, recipe, first)
             watched = None if watched is None else calibration.begin_with(watched, first)
             every = [tokens, written] if watched is None else [tokens, written, watched]
             with forward.ready(self.model):
@@ -313,9 +339,9 @@ class Sweep:
         for parameter, dense in self._dense:
             parameter.copy_(dense)
 
-    def _changing(self) -> list[Tensor]:
+    def _changing(self, recipes: list[Recipe]) -> list[Tensor]:
         """The parameters a cell may change, each once: where channels are permuted, all."""
-        if any(permute is not None for permute in self.grid.permutes):
+        if any(recipe.permuted_parts for recipe in recipes):
             return list(self.model.parameters())
         found = {id(m.parameter): m.parameter for m in find_layout(self.model).all_matrices()}
         found |= {id(each): each for each in head_parameters(self.model).values()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from symprune import calibration
+from symprune.checkpoint.resume import digest
 from symprune.engine import decide
 from symprune.engine.text.bos import Bos
 from symprune.engine.text.tokens import draw_tokens, reads_text
@@ -60,3 +61,13 @@ def read_texts(
     if held_out is not None:
         ids = read_held_out(held_out, tokenizer, seqlen)
     return Texts(data, watched, ids)
+
+
+def describe_sources(recipe: Recipe, texts: Texts) -> list[dict[str, Any]]:
+    """What was calibrated on: each source, its weight, how many windows it gave and their hash."""
+    if not isinstance(texts.data, Tensor):
+        return []
+    return [
+        {"source": name, "weight": weight, "windows": len(own), "digest": digest(texts.data[own])}
+        for name, weight, own in calibration.windows_by_source(recipe.calibration, recipe.nsamples)
+    ]

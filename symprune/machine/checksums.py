@@ -24,7 +24,8 @@ VERSION = 1
 CHUNK = 8 * 2**20
 SAFETENSORS = ".safetensors"
 LARGEST_HEADER = 100 * 2**20
-MISSING, CHANGED, ADDED, EXTRA = "missing", "changed", "added", "extra"
+CARD = "README.md"
+MISSING, CHANGED, ADDED, EDITED, EXTRA = "missing", "changed", "added", "edited", "extra"
 READ_BY_KIND = (SAFETENSORS, ".bin", ".py", ".jinja", ".model")
 READ_BY_NAME = (
     "config.json", "generation_config.json", "adapter_config.json", "packed.json", "symprune.json",
@@ -49,18 +50,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class Finding:
-    """A file that is not as it was written: missing, changed, added where loaders read it, or extra
-    and nobody's concern."""
+    """A file that is not as it was written: missing, changed, added where loaders read it; or the
+    card, edited or left out, which is for people, and what is extra: those damage nothing."""
 
     name: str
     kind: str
 
     @property
     def is_damage(self) -> bool:
-        return self.kind != EXTRA
+        return self.kind not in (EDITED, EXTRA)
 
     def describe(self) -> str:
-        said = {ADDED: "added, and loaders would read it", EXTRA: "not symprune's, no damage"}
+        said = {
+            ADDED: "added, and loaders would read it",
+            EDITED: "not as symprune wrote it, no damage: it is for readers",
+            EXTRA: "not symprune's, no damage",
+        }
         return said.get(self.kind, self.kind)
 
 
@@ -111,9 +116,9 @@ def find_damage(
         tick(number, len(listed))
         path = folder / name
         if not path.is_file():
-            yield Finding(name, MISSING)
+            yield Finding(name, EDITED if name == CARD else MISSING)
         elif not _is_as_listed(path, entry, name in headers_only):
-            yield Finding(name, CHANGED)
+            yield Finding(name, EDITED if name == CARD else CHANGED)
     tick(len(listed), len(listed))
 
 
@@ -121,8 +126,12 @@ def find_additions(folder: Path, listed: Mapping[str, Entry]) -> Iterator[Findin
     """Files that are not listed."""
     for name in _names(folder):
         if name not in listed:
-            read = "/" not in name and (name.endswith(READ_BY_KIND) or name in READ_BY_NAME)
-            yield Finding(name, ADDED if read else EXTRA)
+            yield Finding(name, ADDED if is_read_by_loaders(name) else EXTRA)
+
+
+def is_read_by_loaders(name: str) -> bool:
+    """Whether a file in a model's folder makes another model of it."""
+    return "/" not in name and (name.endswith(READ_BY_KIND) or name in READ_BY_NAME)
 
 
 def is_whole(folder: Path) -> bool:
@@ -142,7 +151,7 @@ def check_listed(
     """Fail where a listed file that is wanted is not as it was written; a folder without a list
     passes."""
     listed = read_checksums(folder) or {}
-    chosen = {name: entry for name, entry in listed.items() if wanted(name)}
+    chosen = {name: e for name, e in listed.items() if wanted(name) and name != CARD}
     found = next(find_damage(folder, chosen, headers_only), None)
     if found is not None:
         raise SympruneError(

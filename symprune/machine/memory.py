@@ -7,8 +7,9 @@ import resource
 import sys
 from pathlib import Path
 
-import psutil
 import torch
+
+from symprune.machine import capacity
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE = 2**20
@@ -47,9 +48,10 @@ def now() -> int:
 
 
 def free(device: torch.device) -> int:
-    """Bytes that can still be had there; of other devices than CUDA's, what the machine has."""
+    """Bytes that can still be had there; of other devices than CUDA's, what the machine
+    has, within the limits of its control group."""
     if device.type != "cuda":
-        return int(psutil.virtual_memory().available)
+        return capacity.free_memory()
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + cached
 

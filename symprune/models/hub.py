@@ -196,7 +196,9 @@ def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneEr
         if "SafetensorError" in names or "safetensors" in said.lower():
             return SympruneError(f"{what} {origin} has a corrupt safetensors file: {said}")
         return SympruneError(f"{what} {origin} cannot be loaded: {said or type(error).__name__}")
-    if "GatedRepoError" in names or "gated repo" in str(error).lower():
+    # What the hub says of a repository that is not there speaks of gated ones as well.
+    missing = "RepositoryNotFoundError" in names
+    if "GatedRepoError" in names or ("gated repo" in str(error).lower() and not missing):
         if any("401" in str(cause) for cause in causes):
             return SympruneError(
                 f"{what} {origin} is gated and you are not logged in: accept its licence on its "
@@ -209,7 +211,7 @@ def explain(origin: Origin, error: Exception, what: str = "Model") -> SympruneEr
     if "RevisionNotFoundError" in names:
         revision = origin.access.revision
         return SympruneError(f"{what} {origin} has no version {revision!r} on the hub.")
-    if "RepositoryNotFoundError" in names or "not a valid model identifier" in str(error):
+    if missing or "not a valid model identifier" in str(error):
         return SympruneError(
             f"{what} {origin} is not on the hub (or is private: log in with `hf auth login`); "
             f"{_suggest(origin.name) or '`symprune models` lists the short names.'}"

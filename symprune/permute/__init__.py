@@ -14,13 +14,25 @@ from symprune.validation import check_choice
 MLP, HEADS, RESIDUAL = "mlp", "heads", "residual"
 PARTS = (MLP, HEADS, RESIDUAL)
 ALL = "all"
+AUTO = "auto"
+"""Every part that a model's structure allows; where there is nothing to permute, nothing."""
+
+
+class CannotPermute(SympruneError):
+    """Channels that may not change places. why is a sentence without its end."""
+
+    def __init__(self, why: str, part: str = "") -> None:
+        super().__init__(f"{why}: leave {f'{part} out of ' if part else 'out '}--permute.")
+        self.why = why
 
 
 def choose_parts(asked: str | Iterable[str] | None) -> tuple[str, ...]:
-    """What a recipe's `permute` says: nothing, `all`, or parts, as a list or with commas between
-    them. In the order of `PARTS`, each once."""
+    """What a recipe's `permute` says: nothing, `auto`, `all`, or parts, as a list or with commas
+    between them. In the order of `PARTS`, each once."""
     if asked is None:
         return ()
+    if asked == AUTO:
+        return PARTS
     given = asked.split(",") if isinstance(asked, str) else asked
     if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
         raise SympruneError(f"permute is a list of {', '.join(PARTS)}, not {asked!r}.")

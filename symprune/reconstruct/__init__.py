@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from symprune.reconstruct.fit import BlockReconstruction
+from symprune.reconstruct.fit import BlockReconstruction, PartReconstruction
 from symprune.validation import choose
 
-RECONSTRUCTIONS: dict[str, type[Any]] = {kind.name: kind for kind in (BlockReconstruction,)}
+RECONSTRUCTIONS: dict[str, type[Any]] = {
+    kind.name: kind for kind in (BlockReconstruction, PartReconstruction)
+}
 
 
 def choose_reconstruction(options: str | Mapping[str, Any] | None) -> BlockReconstruction | None:

@@ -21,6 +21,7 @@ from symprune.machine import host
 from symprune.reconstruct.weights import Weights, keep_state, restore_state
 from symprune.validation import check_choice, check_not_negative, check_positive
 
+Run = Callable[[Mapping[str, Tensor], int], Tensor]
 INPUTS = ("pruned", "dense")
 USUAL = 4  # median updates at which a token's error counts half
 BETAS = (0.9, 0.95)
@@ -38,6 +39,7 @@ class BlockReconstruction:
     """
 
     name: ClassVar[str] = "block"
+    by_parts: ClassVar[bool] = False
     epochs: int = 4
     rate: float = 0.01
     scale_rate: float = 0.005
@@ -51,12 +53,21 @@ class BlockReconstruction:
 
 
 @dataclass(frozen=True)
+class PartReconstruction(BlockReconstruction):
+    """The same part by part: attention on the hidden states behind it, then the MLP on the block's
+    outputs. A block whose parts stand side by side is trained as a whole."""
+
+    name: ClassVar[str] = "part"
+    by_parts: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class Problem:
     """A block to fit: run(weights, sample) is its output with these weights (by name) in the place
     of its own, target(sample) what it should be. importance, `[samples, ...]`, is what a token's
     squared error counts for, unit what a squared error is measured in."""
 
-    run: Callable[[Mapping[str, Tensor], int], Tensor]
+    run: Run
     target: Callable[[int], Tensor]
     importance: Tensor
     unit: float
@@ -135,9 +146,16 @@ def _descend(
     adam.step()
 
 
-@torch.no_grad()
 def _watch(trained: Mapping[str, Weights], problem: Problem, samples: Sequence[int]) -> float:
     """The mean error of samples with the weights as they would be written."""
     weights = {name: part.written() for name, part in trained.items()}
-    errors = host.bring([problem.loss(weights, sample) for sample in samples])
+    return watch_error(problem, samples, weights)
+
+
+@torch.no_grad()
+def watch_error(
+    problem: Problem, samples: Sequence[int], weights: Mapping[str, Tensor] | None = None
+) -> float:
+    """The mean error of samples, with the block's own weights or others."""
+    errors = host.bring([problem.loss(weights or {}, sample) for sample in samples])
     return math.fsum(errors) / len(errors)

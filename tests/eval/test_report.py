@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from reports import Page, cell, make_run, sweep_file
 
-from symprune import MaskSet
+from symprune import MaskSet, Recipe
 from symprune.errors import SympruneError
 from symprune.eval import report
-from symprune.eval.report import cells, heatmap, run, scale
+from symprune.eval.report import cells, heatmap, layers, pareto, scale
 
 
 def pixels(uri: str) -> torch.Tensor:
@@ -90,6 +91,33 @@ def test_cells_of_different_models_or_texts_are_kept_apart(tmp_path: Path) -> No
     assert "other on builtin" in page.text and "tiny on ptb" in page.text
 
 
+def test_a_sweep_opens_with_the_best_setting_and_how_to_make_it(sweep: Path) -> None:
+    page = Page(report.build(sweep))
+    said = "Best of 2 settings: wanda at 25 %; stochria at 50 %, 62.5 % and 2:4."
+    assert said in page.text and "50 % 49.75 ± 1.00 (+66 %)" in page.text
+    assert "Make the best at 2:4: stochria" in page.text
+    assert page.text.count("symprune prune --model tiny --recipe recipe.yaml") == 4
+
+
+def test_the_frontier_is_what_no_other_choice_beats() -> None:
+    costs = [(4.0, 50.0), (2.0, 90.0), (3.0, 95.0), (8.0, 40.0), (9.0, 40.0), (2.0, 91.0)]
+    choices = [pareto.Choice(str(n), *pair) for n, pair in enumerate(costs)]
+    assert [choice.name for choice in pareto.frontier(choices)] == ["1", "0", "3"]
+
+
+def test_a_sweep_draws_perplexity_against_bits_with_the_frontier_numbered(tmp_path: Path) -> None:
+    figures = [(4.0, 50.0), (2.0, 90.0), (3.0, 95.0)]
+    lines = [
+        cell(str(n), figure, bits_per_weight=bits, recipe={"params": {"alpha": n}})
+        for n, (bits, figure) in enumerate(figures)
+    ]
+    page = Page(report.build(sweep_file(tmp_path / "s.jsonl", lines)))
+    assert "Perplexity against bits" in page.text and "time to prune" not in page.text
+    assert "ria alpha=1, 50 %: 2.00 bits, 90.00ria alpha=0, 50 %: 4.00 bits, 50.00" in page.text
+    assert "ria alpha=2, 50 %: " not in page.text and "the others" in page.text
+    assert page.tables[0][0][6] == "bits a weight"
+
+
 def test_settings_are_named_by_what_sets_them_apart(tmp_path: Path) -> None:
     refined = {"name": "dsnot", "max_cycles": 50, "layers": "attn"}
     recipes = [{}, {"refine": refined}, {"refine": refined | {"max_cycles": 9}}, {"group": "layer"}]
@@ -101,6 +129,17 @@ def test_settings_are_named_by_what_sets_them_apart(tmp_path: Path) -> None:
         "ria + dsnot max_cycles=9, group=row",
         "ria, group=layer",
     ]
+
+
+def test_settings_are_told_apart_by_their_updates_and_values(tmp_path: Path) -> None:
+    recipes: list[dict[str, object]] = [
+        {"update": update, "values": values, "allocate": {"name": "owl"}}
+        for update in (None, {"name": "lsq"})
+        for values in (None, {"name": "int4"})
+    ]
+    lines = [cell(str(n), recipe=recipe) for n, recipe in enumerate(recipes)]
+    names = cells.labels(cells.read(sweep_file(tmp_path / "s.jsonl", lines)))
+    assert list(names.values()) == ["ria", "ria + int4", "ria + lsq", "ria + lsq + int4"]
 
 
 def test_a_cell_that_was_run_again_counts_once(tmp_path: Path) -> None:
@@ -127,7 +166,7 @@ def test_a_run_shows_its_layers_and_their_errors(pruned: Path) -> None:
     (table,) = page.tables
     assert [row[-1] for row in table[1:]] == [layer["name"] for layer in record["layers"]]
     assert {row[4] for row in table[1:]} == {"50.00 %"}
-    for title in ("Sparsity per layer", "Relative error per layer", "What refinement did"):
+    for title in ("Relative error on calibration tokens", "What refinement and update did"):
         assert title in page.text
     assert "99.50" in page.text and "dense 90.00" in page.text
 
@@ -135,11 +174,12 @@ def test_a_run_shows_its_layers_and_their_errors(pruned: Path) -> None:
 def test_a_run_without_errors_has_no_pictures_of_them(pruned: Path, tmp_path: Path) -> None:
     record = json.loads((pruned / "symprune.json").read_text())
     for layer in record["layers"]:
-        for name in run.ERRORS:
-            layer.pop(name)
+        for name in layers.ERRORS:
+            layer.pop(name, None)
     (tmp_path / "symprune.json").write_text(json.dumps(record))
     page = Page(report.build(tmp_path))
-    assert "Sparsity per layer" in page.text and "elative error" not in page.text
+    assert "Every matrix lost the same 50.00 %" in page.text and "Relative" not in page.text
+    assert "Errors were not measured; --report-error does" in page.text
     assert not [a for t, a in page.tags if t == "img"]
 
 
@@ -151,6 +191,80 @@ def test_a_layer_without_error_is_drawn_too(pruned: Path, tmp_path: Path) -> Non
     page = Page(report.build(tmp_path / "symprune.json"))
     tips = [a["data-tip"] for t, a in page.tags if t == "g" and "data-tip" in a]
     assert tips.count(f"{record['layers'][0]['name']}\n0.000") == 2 * 3  # widths x pictures
+
+
+def measured(pruned: Path, folder: Path, **changes: object) -> Path:
+    """A copy of the record in which held-out errors are twice those of calibration."""
+    record = json.loads((pruned / "symprune.json").read_text())
+    for layer in record["layers"]:
+        for end in ("", "_base"):
+            layer[f"held_out_error{end}"] = 2 * layer[f"relative_error{end}"]
+    (folder / "symprune.json").write_text(json.dumps(record | changes))
+    return folder
+
+
+def test_a_run_opens_with_what_it_came_to_and_the_command_that_does_it_again(
+    pruned: Path, tmp_path: Path
+) -> None:
+    page = Page(report.build(measured(pruned, tmp_path)))
+    verdict = page.text.index("Half the weights gone, perplexity 90.0 → 99.5 (+11 %).")
+    command = page.text.index("symprune prune --model smollm --recipe recipe.yaml")
+    assert verdict < command < page.text.index("Figures") < page.text.index("Layers")
+    assert "--eval-data builtin --eval-windows 4" in page.text
+
+
+def test_the_recipe_on_the_page_is_the_one_of_the_run(pruned: Path) -> None:
+    record = json.loads((pruned / "symprune.json").read_text())
+    text = Page(report.build(pruned)).text
+    shown = text[text.index("method: ") : text.index("Copy", text.index("method: "))]
+    assert Recipe.from_dict(yaml.safe_load(shown)) == Recipe.from_dict(record["recipe"])
+
+
+def test_errors_on_held_out_tokens_are_the_headline_and_beside_those_of_calibration(
+    pruned: Path, tmp_path: Path
+) -> None:
+    html = report.build(measured(pruned, tmp_path))
+    page = Page(html)
+    found = json.loads((tmp_path / "symprune.json").read_text())["layers"]
+    mean = sum(layer["held_out_error"] for layer in found) / len(found)
+    assert f"relative error of a layer, held-out tokens{mean:.3f}" in page.text
+    assert f"{mean / 2:.3f} on calibration tokens" in page.text
+    assert len(page.having("div", "class", "beside")) == 2
+    halves = page.having("svg", "class", "half")
+    assert [(a["aria-label"] or "").split(".")[0] for a in halves[:2]] == [
+        "Relative error on held-out tokens",
+        "Relative error on calibration tokens",
+    ]
+    scales = [part.split('class="grid"')[1:] for part in html.split("<svg")[1:] if "half" in part]
+    assert len(scales[0]) == len(scales[1]) > 2  # the same grid on both
+
+
+def test_one_legend_stands_for_all_pictures_of_the_layers(pruned: Path, tmp_path: Path) -> None:
+    page = Page(report.build(measured(pruned, tmp_path)))
+    assert len(page.having("ul", "class", "legend")) == 1
+    assert len(page.having("button", "aria-pressed", "true")) == 7
+
+
+def test_sparsity_is_drawn_where_it_differs_between_layers(pruned: Path, tmp_path: Path) -> None:
+    assert "Sparsity per layer" not in Page(report.build(pruned)).text
+    found = json.loads((pruned / "symprune.json").read_text())["layers"]
+    found[0] |= {"removed": 0, "sparsity": 0.0}
+    page = Page(report.build(measured(pruned, tmp_path, layers=found)))
+    assert "Sparsity per layerFrom 0.00 % to 50.00 %." in page.text
+    assert "lost the same" not in page.text
+
+
+def test_prompts_continued_by_both_models_are_shown(pruned: Path, tmp_path: Path) -> None:
+    written = [
+        {"by": "dense", "text": " Paris, of course", "tokens": 4, "same": 4},
+        {"by": "pruned", "text": " Paris <b>Paris", "tokens": 4, "same": 1},
+    ]
+    sample = {"prompt": "The capital of France is", "continuations": written}
+    page = Page(report.build(measured(pruned, tmp_path, samples=[sample, {"prompt": 3}])))
+    assert "The capital of France is" in page.text
+    assert "Paris, of course" in page.text and "Paris <b>Paris" in page.text
+    assert "the same for 1 of 4 tokens" in page.text
+    assert "The same prompts" not in Page(report.build(pruned)).text
 
 
 def test_the_heat_map_is_the_mask_and_the_weights_of_the_matrix_asked_for(pruned: Path) -> None:
@@ -180,9 +294,9 @@ def test_a_large_matrix_is_averaged_over_blocks() -> None:
 
 def test_weights_stored_transposed_are_shown_the_right_way_round(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "gpt2", "gpt2")
-    layers = json.loads((folder / "symprune.json").read_text())["layers"]
-    square = next(layer for layer in layers if layer["rows"] == layer["columns"])
-    pair = heatmap.read(folder, layers, square["name"])
+    found = json.loads((folder / "symprune.json").read_text())["layers"]
+    square = next(layer for layer in found if layer["rows"] == layer["columns"])
+    pair = heatmap.read(folder, found, square["name"])
     assert pair is not None and pair.weight is not None
     assert torch.equal(pair.keep, MaskSet.load(folder)[square["name"]].T)
     assert torch.equal(pair.keep, pair.weight != 0)
@@ -190,12 +304,12 @@ def test_weights_stored_transposed_are_shown_the_right_way_round(tmp_path: Path)
 
 def test_one_expert_of_a_fused_parameter_can_be_looked_at(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "moe", "mixtral")
-    layers = json.loads((folder / "symprune.json").read_text())["layers"]
-    name = next(layer["name"] for layer in layers if layer["name"].endswith("down_proj.2"))
-    pair = heatmap.read(folder, layers, name)
+    found = json.loads((folder / "symprune.json").read_text())["layers"]
+    name = next(layer["name"] for layer in found if layer["name"].endswith("down_proj.2"))
+    pair = heatmap.read(folder, found, name)
     assert pair is not None
     assert torch.equal(pair.keep, MaskSet.load(folder)[name.removesuffix(".2")][2])
-    assert len(run.merge(layers)) < len(layers)
+    assert len(layers.merge(found)) < len(found)
     assert "experts.down_proj" in Page(report.build(folder, name)).text
 
 

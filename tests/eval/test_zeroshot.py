@@ -230,3 +230,9 @@ def test_a_real_small_model_is_well_above_chance(published_data: Path) -> None:
     result = evaluate(smollm, words, ["piqa", "arc_easy"], task_data=published_data, limit=100)
     assert _score_of(result, "piqa").value > 0.58
     assert _score_of(result, "arc_easy").value > 0.38
+
+
+def test_sets_of_tasks_have_names_among_those_of_tasks() -> None:
+    assert zeroshot.choose_tasks("thesis") == list(zeroshot.THESIS_TASKS)
+    assert zeroshot.choose_tasks("rte, default,boolq") == ["rte", *zeroshot.DEFAULT_TASKS]
+    assert len(zeroshot.DEFAULT_TASKS) == 7

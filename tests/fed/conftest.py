@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from symprune.fed.threads import limited_threads
+
+
+@pytest.fixture(autouse=True)
+def owners_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Privacy ledgers of tests are not those of whoever runs them."""
+    monkeypatch.setenv("SYMPRUNE_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -118,6 +118,25 @@ def test_a_checkpoint_of_another_run_is_refused(problem: Problem, tmp_path: Path
         simulate(build("gd"), problem, 2, checkpoint=file)
 
 
+def test_a_run_that_is_not_evaluated_counts_bytes_and_ends_with_the_same_model(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = simulate(build("fedavg", p=0.5), problem, ROUNDS)
+
+    def refuse(*_: object) -> float:
+        raise AssertionError("a loss was measured")
+
+    monkeypatch.setattr(Problem, "mean_value", refuse)
+    silent = simulate(build("fedavg", p=0.5), problem, ROUNDS, evaluate_every=0)
+    assert torch.equal(silent.model, measured.model)
+    start, end = silent.history
+    assert start == {"round": 0, **dict.fromkeys(measured.ledger.totals(), 0)}
+    assert end == {"round": ROUNDS, **measured.ledger.totals()}
+    for wrong in ({"evaluate_every": -1}, {"checkpoint_every": 0}):
+        with pytest.raises(SympruneError, match=next(iter(wrong))):
+            simulate(build("gd"), problem, 1, **wrong)
+
+
 def test_a_step_that_diverges_is_stopped_and_named(problem: Problem) -> None:
     with pytest.raises(Diverged, match=r"gd.*smaller step size"):
         simulate(build("gd", gamma=1e30), problem, 50)

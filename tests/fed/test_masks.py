@@ -28,7 +28,7 @@ ELSEWHERE = (  # one value each; as many as there are open gates; a sketch of th
     "sparse-proxskip",  # the union of its clients' choices
     "sparse-proxskip-modified",
 )
-NEEDS_CONSTANTS = ("scafflix", "flix-gd", "fedprox-sppm", "fedavg-sppm")
+NEEDS_CONSTANTS = ("fedprox-sppm", "fedavg-sppm")  # their theory's steps, unknown for networks
 STEPS = {"gamma": 0.05, "p": 0.5, "eta": 0.05, "step": 0.05}
 OTHER_MEANING = {"similarity-network": ("p",), "pfedme": ("eta",)}
 
@@ -115,6 +115,12 @@ def test_networks_keep_their_zeros_layer_by_layer(name: str, network: Problem) -
     sparse = simulate(algorithm, network, ROUNDS, masks=masks)
     check_zeros(sparse, network, masks)
     assert bool(torch.isfinite(sparse.model).all())
+
+
+@pytest.mark.parametrize("name", NEEDS_CONSTANTS)
+def test_who_cannot_train_a_network_says_so(name: str, network: Problem) -> None:
+    with pytest.raises(SympruneError, match=f"{name} needs a model with known smoothness"):
+        simulate(build(name), network, 1, masks=random_masks(network))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

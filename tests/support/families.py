@@ -85,6 +85,7 @@ def config(family: str) -> Any:
         "qwen3-moe": lambda: hf.Qwen3MoeConfig(
             **WITH_HEAD_DIM, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
         ),
+        "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2),
     }
     return (makers | _UNUSUAL)[family]()
 

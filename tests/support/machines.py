@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from symprune.fed.protocol import State
-from symprune.fed.remote.client import answer, client_state
+from symprune.fed.remote.client import answer
 from symprune.fed.remote.job import TrainingJob
-from symprune.fed.remote.server import Outcome, serve
+from symprune.fed.remote.loop import Outcome
+from symprune.fed.remote.records import client_state
+from symprune.fed.remote.server import serve
 from symprune.fed.remote.transport import LocalTransport
 
 CLIENTS = 4

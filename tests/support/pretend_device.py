@@ -177,7 +177,7 @@ class _Methods(TorchFunctionMode):
             like = args[0]
             made = torch.tensor(*args[1:], **{"dtype": like.dtype, **kwargs, "device": "cpu"})
             return made.to(kwargs.get("device", like.device))
-        if func is torch.tensor and "device" in kwargs:
+        if func in (torch.tensor, torch.as_tensor) and "device" in kwargs:
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
         if func is F.scaled_dot_product_attention:  # else another kernel, and other roundings

@@ -1,0 +1,1 @@
+"""Gradient descent, FedAvg and what it is compared with."""

@@ -58,6 +58,7 @@ class Local(LocalEpochs):
     name = "local"
     paper = "Local training without communication"
     sends = "nothing"
+    averages = False
 
     def client_init(self, problem: Problem, turn: Turn) -> State:
         return {"v": problem.initial(turn.seed).expand(problem.clients, -1).contiguous()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.shared.local_steps import LocalSteps
@@ -34,6 +35,7 @@ class FedAvg(LocalSteps):
     name = "fedavg"
     paper = "McMahan et al.: Communication-efficient learning of deep networks"
     sends = "up: local model, or its compressed change; down: mean model"
+    averages = True
     p: float | None = 0.1  # 1/p local steps a round on average
     compressor: str = "identity"  # of w - x, which is then what is sent
 
@@ -43,8 +45,9 @@ class FedAvg(LocalSteps):
     def after_mean(self, w: Tensor) -> Tensor:
         return w
 
-    def pull(self, w: Tensor, x: Tensor) -> Tensor | float:
-        return 0.0
+    def direction(self, gradient: Tensor, w: Tensor, x: Tensor) -> Tensor:
+        """What a local step from `w` goes against."""
+        return gradient
 
     def prepare(self, constants: Constants) -> Algorithm:
         parse(self.compressor).constants(constants.dimension)
@@ -59,7 +62,8 @@ class FedAvg(LocalSteps):
     ) -> tuple[State, Message]:
         w = x = received["x"]
         for gradient in self.gradients(problem, turn):
-            w = self.after_step(w - given(self.gamma) * (gradient(w) + self.pull(w, x)))
+            step = given(self.gamma) * self.direction(gradient(w), w, x)
+            w = self.after_step(torch.sub(w, step, out=step))  # a stack of models: no new memory
         return client, self.reply(w, x, turn)
 
     def reply(self, w: Tensor, x: Tensor, turn: Turn) -> Message:
@@ -94,5 +98,5 @@ class FedProx(FedAvg):
             return replace(self, gamma=gamma).prepare(constants)
         return super().prepare(constants)
 
-    def pull(self, w: Tensor, x: Tensor) -> Tensor | float:
-        return self.mu_prox * (w - x)
+    def direction(self, gradient: Tensor, w: Tensor, x: Tensor) -> Tensor:
+        return gradient + self.mu_prox * (w - x)

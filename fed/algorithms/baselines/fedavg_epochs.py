@@ -27,6 +27,7 @@ class FedAvgEpochs(LocalEpochs):
     paper = "McMahan et al.: Communication-efficient learning of deep networks, Algorithm 1"
     sends = "up: update, compressed if asked for; down: model"
     replies = ("update",)
+    averages = True
     compressor: str = "identity"  # of the update
 
     def prepare(self, constants: Constants) -> Algorithm:
@@ -59,6 +60,7 @@ class Subsampling(FedAvgEpochs):
     name = "subsampling"
     paper = "Konecny et al.: Federated learning, strategies for improving communication efficiency"
     sends = "up: round(r d) random values of the update; down: model"
+    averages = False
     density: float = 0.5
 
     def prepare(self, constants: Constants) -> Algorithm:

@@ -23,6 +23,7 @@ class DCGD(Algorithm):
     paper = "Compressed gradient descent without memory (thesis chapter 2, introduction)"
     sends = "up: C(gradient); down: x"
     replies = ("g",)
+    averages = True
     compressor: str = "identity"
     gamma: float | None = None
 

@@ -25,6 +25,7 @@ class PFedMe(SampledClients):
     paper = "T. Dinh et al.: Personalized federated learning with Moreau envelopes, Algorithm 1"
     sends = "up: local shared model; down: shared model"
     replies = ("w",)
+    averages = True
     lam: float = 15.0  # pull of a personal model to the shared one
     eta: float = 0.005  # step on the envelope
     beta: float = 1.0  # how far the server goes towards the mean
@@ -47,7 +48,7 @@ class PFedMe(SampledClients):
     ) -> tuple[State, Message]:
         w, theta, stream = received["x"], client["theta"], turn.stream("batch")
         for _ in range(self.local_rounds):
-            rows = None if self.batch is None else problem.batch(stream, self.batch)
+            rows = problem.step_rows(stream, self.batch)
             theta = w
             for _ in range(self.inner_steps):
                 g = problem.gradient(theta, rows) + self.lam * (theta - w)

@@ -1,0 +1,1 @@
+"""Several local rounds per cohort."""

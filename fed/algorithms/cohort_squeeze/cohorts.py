@@ -186,7 +186,8 @@ class AnchoredClients(CohortMethod):
 
 def average_models(hub: State, models: Tensor, weights: Tensor) -> State:
     """The hub's next point as a weighted mean of the clients' models."""
-    z = (weights / weights.sum()).to(models.dtype) @ models
+    share = (weights / weights.sum()).to(models.dtype)
+    z = (share.unsqueeze(0) @ models).squeeze(0)
     return {"z": z, "accepted": z, "ahead": z, "iterations": hub["iterations"] + 1}
 
 

@@ -224,7 +224,7 @@ def train_near(problem: Problem, x: Tensor, z: Tensor, how: Worker, stream: Stre
     the pull is exact when those of the sampling do."""
     w, first, second = z, torch.zeros_like(z), torch.zeros_like(z)
     for number in range(1, how.steps + 1):
-        rows = None if how.batch is None else problem.batch(stream, how.batch)
+        rows = problem.step_rows(stream, how.batch)
         g = problem.gradient(w, rows) + (w - x) / how.gamma
         if not how.adam:
             w = w - how.step * g

@@ -63,7 +63,7 @@ class Sampling:
         """`p_i`, the chance that client i is in the cohort, float64 `[n]`."""
         p = torch.empty(self.n, dtype=torch.float64)
         for j, block in enumerate(self.blocks):
-            p[list(block)] = self.block_chance(j) * self.chosen(j) / len(block)
+            p[torch.tensor(block)] = self.block_chance(j) * self.chosen(j) / len(block)
         return p
 
     @property
@@ -174,6 +174,6 @@ def cluster(sketches: Tensor, clusters: int, seed: int) -> Tensor:
     from sklearn.cluster import KMeans
 
     fitted = KMeans(min(clusters, len(sketches)), random_state=seed, n_init=10)
-    labels = fitted.fit(sketches.double().numpy()).labels_
+    labels = fitted.fit(sketches.double().cpu().numpy()).labels_
     first = {label: place for place, label in enumerate(dict.fromkeys(labels.tolist()))}
     return torch.tensor([first[label] for label in labels.tolist()])

@@ -1,0 +1,1 @@
+"""Error feedback: what compression left out is sent later."""

@@ -42,7 +42,7 @@ class EFBV(SampledClients):
     paper = "EF-BV (thesis chapter 2), Algorithm 1, Theorems 2.4.1 and 2.4.2"
     sends = "up: C(gradient - h_i); down: x"
     replies = ("d",)
-    compressor: str = "comp:1,0.5"
+    compressor: str = "int4"
     lam: float | None = None
     nu: float | None = None
     gamma: float | None = None
@@ -125,6 +125,7 @@ class EF21(EFBV):
 
     name = "ef21"
     paper = "EF21, as in EF-BV (thesis chapter 2), section 2.3 and Table A.2"
+    compressor: str = "int8"  # coarser ones cost more in the step than they save
 
     def scalings(self, noise: CompressionConstants, omega_av: float) -> tuple[float, float]:
         lam = noise.best_scaling if self.lam is None else self.lam
@@ -137,21 +138,22 @@ class EF21(EFBV):
 @register
 @dataclass(frozen=True)
 class DIANA(EFBV):
-    """EF-BV with nu = 1 and unbiased compression, with DIANA's own, larger step size."""
+    """EF-BV with nu = 1; unbiased compression has DIANA's own, larger step size."""
 
     name = "diana"
-    paper = "DIANA, as in EF-BV (thesis chapter 2), section 2.3 and appendix A"
-    compressor: str = "rand-k:0.1"
+    paper = "DIANA, as in EF-BV (thesis chapter 2), section 2.3, Proposition 2.4.6, appendix A.2"
 
     def scalings(self, noise: CompressionConstants, omega_av: float) -> tuple[float, float]:
-        lam = 1 / (1 + noise.omega) if self.lam is None else self.lam
+        """`lam*`, which is DIANA's `1 / (1 + omega)` when the compressor is unbiased; for a biased
+        one that would leave r >= 1."""
+        lam = noise.best_scaling if self.lam is None else self.lam
         return lam, 1.0 if self.nu is None else self.nu
 
     def step(self, constants: Constants, noise: CompressionConstants, omega_av: float) -> float:
-        """`1 / (L_max (1 + (1+sqrt 2)^2 omega_av))`; the theorem is for unbiased compressors, a
-        biased one falls back to EF-BV's step. (The text prints omega_max; the proof has
-        omega_av.)"""
-        if noise.eta > 0 or self.l1 or self.nonconvex:
+        """`1 / (L_max (1 + (1+sqrt 2)^2 omega_av))` (Proposition 2.4.6, which allows R); it is for
+        unbiased compressors and convex f, others have EF-BV's step (Theorems A.2.1 and A.2.2). The
+        text prints omega_max; the proof has omega_av."""
+        if noise.eta > 0 or self.nonconvex:
             return super().step(constants, noise, omega_av)
         return 1 / (constants.L_max * (1 + (1 + math.sqrt(2)) ** 2 * omega_av))
 

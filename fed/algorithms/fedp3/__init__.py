@@ -1,0 +1,1 @@
+"""Clients train some layers and get the others pruned."""

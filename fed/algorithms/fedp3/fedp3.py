@@ -6,23 +6,27 @@ reaches the average: pruned weights exist only in layers a client does not send.
 from the print: `weighted` aggregation is normalised over the clients that sent the layer (over all
 clients, as printed, layers would shrink), the average runs over the round's participants, and a
 layer nobody sent stays. The thesis names an attention aggregation without giving it; here it weighs
-updates by how little they moved.
+updates by how little they moved, or (`learned`) by weights that the server learns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.fedp3.layer_subsets import (
     KINDS,
     aggregate,
+    aggregation_weights,
     assign_layers,
     by_weight,
+    layer_weights,
     local_mask,
     prune_mask,
 )
+from symprune.fed.algorithms.fedp3.learned_attention import initial_attention, learn_attention
 from symprune.fed.algorithms.shared.layer_masks import pack, unpack
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import (
@@ -95,6 +99,7 @@ class FedP3(OwnLayers):
     train_unassigned: bool = True
     aggregation: str = "simple"
     temperature: float = 1.0
+    attention_lr: float = 0.5
     steps: int = 10
     batch: int = 48
     lr: float = 0.1
@@ -107,7 +112,14 @@ class FedP3(OwnLayers):
             check(0 < share <= 1, f"fedp3: {option} = {share} is outside (0, 1].")
         check(self.steps >= 0 and self.batch > 0, "fedp3: steps and batch must be positive.")
         check(self.temperature > 0, "fedp3: temperature must be positive.")
+        check(self.attention_lr >= 0, "fedp3: attention_lr must not be negative.")
         return super().prepare(constants)
+
+    def server_init(self, x0: Tensor, turn: Turn) -> State:
+        state = super().server_init(x0, turn)
+        if self.aggregation != "learned":
+            return state
+        return {**state, **initial_attention(turn.n, x0, state["owned"].shape[1])}
 
     def mask(self, owned: Tensor, turn: Turn, x: Tensor | None = None) -> Tensor:
         """P_i of this round; with `fixed_mask` that of the first."""
@@ -142,5 +154,21 @@ class FedP3(OwnLayers):
         """Every layer is averaged over the clients that sent it."""
         owned, x = server["owned"][turn.clients], server["x"]
         u = self.unpack_replies(owned, replies)
-        x = aggregate(self.aggregation, x, u, owned, self.layout, self.temperature)
-        return {**server, "x": x}
+        if self.aggregation == "learned":
+            server = self.learn(server, (u - x) * self.own_weights(owned), owned, turn)
+            alpha = layer_weights(server["theta"][turn.clients], owned)
+        else:
+            kind, temperature = self.aggregation, self.temperature
+            alpha = aggregation_weights(kind, owned, u - x, self.layout, temperature)
+        return {**server, "x": aggregate(alpha, x, u, owned, self.layout)}
+
+    def learn(self, server: State, update: Tensor, owned: Tensor, turn: Turn) -> State:
+        """theta learns from the updates of this round which of the last round's were good; a
+        client's own say nothing about it."""
+        theta, last, sent = server["theta"], server["last"], server["sent"]
+        fall = update.sum(0).repeat(turn.n, 1)
+        fall[turn.clients] -= update
+        theta = learn_attention(theta, last, sent, fall, self.attention_lr, self.layout)
+        last, sent = torch.zeros_like(last), torch.zeros_like(sent)
+        last[turn.clients], sent[turn.clients] = update, owned
+        return {**server, "theta": theta, "last": last, "sent": sent}

@@ -31,7 +31,7 @@ SUBSETS = {
 KINDS = {
     "prune": ("random", "magnitude", "ordered"),
     "local_prune": ("fixed", "uniform", "ordered"),
-    "aggregation": ("simple", "weighted", "attention"),
+    "aggregation": ("simple", "weighted", "attention", "learned"),
 }
 
 
@@ -164,12 +164,9 @@ def leading_block(shape: tuple[int, ...], ratio: Tensor, cut_inputs: bool) -> Te
     return block.unsqueeze(3).expand(-1, -1, -1, rest).reshape(len(ratio), -1)
 
 
-def aggregate(
-    kind: str, x: Tensor, u: Tensor, owned: Tensor, layout: FlatLayout, temperature: float
-) -> Tensor:
+def aggregate(alpha: Tensor, x: Tensor, u: Tensor, owned: Tensor, layout: FlatLayout) -> Tensor:
     """`W^l <- sum_i alpha_i^l U_i^l` over the clients that own layer l; a layer without owners
     stays."""
-    alpha = aggregation_weights(kind, owned, u - x, layout, temperature)
     mean = (by_weight(alpha, layout).to(x.dtype) * u).sum(0)
     return torch.where(by_weight(owned, layout).any(0), mean, x)
 

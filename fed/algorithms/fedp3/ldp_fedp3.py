@@ -1,26 +1,26 @@
 """LDP-FedP3 (thesis Algorithm 11, appendix C): FedP3 with local differential privacy.
 
-Clients clip the gradient of every record, add Gaussian noise and send d/n coordinates. Records are
-drawn independently of each other, as the accountant of `privacy.py` supposes. Two points differ
-from the print: the noise is scaled by the step size, as in the proof (unscaled it under-protects
-for gamma > 1), and clipping, which the print replaces by an assumption, is done per record.
+Clients clip the gradient of every record to whole numbers, add discrete Gaussian noise (see
+`mechanism.py`) and send d/n coordinates. Records are drawn independently of each other, as the
+accountant of `privacy.py` supposes. Two points differ from the print: the noise is scaled by the
+step size, as in the proof (unscaled it under-protects for gamma > 1), and clipping, which the print
+replaces by an assumption, is done per record.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.fedp3.permutation_upload import PermutationUpload
 from symprune.fed.algorithms.shared.local_steps import step_size
-from symprune.fed.privacy import closed_form_multiplier, noise_multiplier
+from symprune.fed.mechanism import UNITS, clip_to_whole, release
+from symprune.fed.privacy import Release, closed_form_multiplier, noise_multiplier
 from symprune.fed.problems.problem import Constants, Problem, Rows
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, given
-from symprune.fed.randomness import Stream
+from symprune.fed.randomness import Stream, SystemStream
 from symprune.fed.registry import register
 
 CALIBRATIONS = ("accountant", "closed-form")
@@ -69,12 +69,18 @@ class LdpFedP3(PermutationUpload):
             turn.number < self.iterations,
             f"ldp-fedp3: the privacy budget is for {self.iterations} steps and is spent.",
         )
-        w = received["x"]
-        g = clipped_gradient(problem, w, self.batch, self.clip, self.stream("batch", turn))
-        sigma = given(self.multiplier) * self.clip / self.batch
-        noise = self.stream("noise", turn).normal(problem.dimension).to(w.dtype)
-        step = given(self.gamma) * (g + sigma * noise + penalty(problem, w))
+        w, noise = received["x"], self.stream("noise", turn)
+        total = clipped_sum(problem, w, self.batch, self.clip, self.stream("batch", turn))
+        if given(self.multiplier):
+            rows = zip(total, noise.by_row(), strict=True)
+            total = torch.stack([self.release(row, alone) for row, alone in rows])
+        g = (total.double() * (self.clip / (UNITS * self.batch))).to(w.dtype)
+        step = given(self.gamma) * (g + penalty(problem, w))
         return client, self.reply(w - step, turn)
+
+    def release(self, total: Tensor, stream: Stream) -> Tensor:
+        """One client's sum with noise, both whole numbers."""
+        return release(total, given(self.multiplier), lambda count: stream.bits(count)[0])
 
     def check_across_machines(self) -> None:
         hidden = self.private_randomness or not self.multiplier
@@ -83,31 +89,36 @@ class LdpFedP3(PermutationUpload):
     def stream(self, purpose: str, turn: Turn) -> Stream:
         if not self.private_randomness:
             return turn.stream(purpose)
-        return Stream(np.frombuffer(os.urandom(8 * len(turn.clients)), np.uint64))
+        return SystemStream(len(turn.clients))
+
+    def releases(self, rows: int) -> Release | None:
+        """What one step of a client with so many records spends."""
+        if not self.multiplier:
+            return None
+        return Release(min(1.0, self.batch / rows), self.multiplier)
 
 
-def clipped_gradient(
-    problem: Problem, w: Tensor, batch: int, clip: float, stream: Stream
-) -> Tensor:
-    """`(1/b) sum_j g_j min(1, C/||g_j||)` over records that are drawn with probability b/m each; b
-    is the expected number, not the drawn one, so a record changes the result by C/b at most."""
+def clipped_sum(problem: Problem, w: Tensor, batch: int, clip: float, stream: Stream) -> Tensor:
+    """`sum_j g_j min(1, C/||g_j||)` in whole units of C / UNITS, over records that are drawn with
+    probability b/m each. It is divided by b, the expected number of them, not the drawn one, so a
+    record changes the result by C/b at most."""
     rows, out = problem.rows, []
     chance = (batch / problem.counts).clamp_max(1).unsqueeze(1)
     drawn = (stream.uniform(rows.y.shape[1]) < chance) & (rows.weights != 0)
     for i, use in enumerate(drawn):
-        out.append(record_gradients(problem, w[i], rows[i][use], clip).sum(0) / batch)
+        g = record_gradients(problem, w[i], rows[i][use])
+        out.append(clip_to_whole(g.double() / clip).sum(0))
     return torch.stack(out)
 
 
-def record_gradients(problem: Problem, w: Tensor, rows: Rows, clip: float) -> Tensor:
-    """The gradient of every record of one client `[m, d]`, none longer than `clip`."""
+def record_gradients(problem: Problem, w: Tensor, rows: Rows) -> Tensor:
+    """The gradient of every record of one client `[m, d]`."""
     m = len(rows.y)
     if m == 0:
         return w.new_zeros(0, len(w))
     one = torch.ones(m, 1, dtype=w.dtype)
     each = w.expand(m, -1).contiguous()
-    g = problem.loss.gradient(each, rows.x.unsqueeze(1), rows.y.unsqueeze(1), one)
-    return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+    return problem.loss.gradient(each, rows.x.unsqueeze(1), rows.y.unsqueeze(1), one)
 
 
 def penalty(problem: Problem, w: Tensor) -> Tensor:

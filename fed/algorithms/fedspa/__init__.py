@@ -1,0 +1,1 @@
+"""One dense model, a sparse mask per client."""

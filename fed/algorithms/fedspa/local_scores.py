@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from symprune import criteria
 from symprune.errors import SympruneError
@@ -101,7 +100,7 @@ def _module_norms(loss: Module, w: Tensor, x: Tensor) -> Norms:
         if isinstance(layer, nn.Linear | nn.Conv2d)
     ]
     try:
-        functional_call(loss.module, loss.layout.split(w), (x,))
+        loss.outputs({**loss.fixed, **loss.layout.split(w)}, x)
     finally:
         for hook in hooks:
             hook.remove()

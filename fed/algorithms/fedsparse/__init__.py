@@ -1,0 +1,1 @@
+"""The EM view: priors on weights, gates that are learned."""

@@ -8,13 +8,13 @@ spike and slab, Laplace, mixture) decides the rest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms.fedsparse.server_optimizers import OPTIMIZERS
+from symprune.fed.devices import cached_per_device
 from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, LayeredModel, SampledClients, State, Turn, check
@@ -48,7 +48,7 @@ class Groups:
         return filled[:, self.of]
 
 
-@lru_cache(maxsize=8)
+@cached_per_device
 def weight_groups(layout: FlatLayout, grain: str, exempt: tuple[str, ...] = ()) -> Groups:
     """Groups of a model's flat parameter vector; those of which masks keep no weight are none.
 

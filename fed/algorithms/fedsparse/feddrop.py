@@ -47,6 +47,7 @@ class FedDrop(LayeredModel, FedOpt):
     name = "feddrop"
     paper = "Caldas et al.: Expanding the reach of federated learning (federated dropout)"
     sends = "up and down: the weights of a random sub-network"
+    averages = False
     rate: float = 0.25
 
     def prepare(self, constants: Constants) -> Algorithm:

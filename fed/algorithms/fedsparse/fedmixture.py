@@ -16,6 +16,8 @@ from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check
 from symprune.fed.registry import register
 
+MOST_COMPONENTS = 100  # so that a client knows how large a broadcast may be
+
 
 @register
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class FedMixture(EMMethod):
     spread: float = 0.01  # standard deviation by which the K models differ at first
 
     def prepare(self, constants: Constants) -> Algorithm:
-        check(self.components >= 1, f"components = {self.components} must be 1 or more.")
+        few = 1 <= self.components <= MOST_COMPONENTS
+        check(few, f"components = {self.components} is not from 1 to {MOST_COMPONENTS}.")
         check(self.spread >= 0, f"spread = {self.spread} must not be negative.")
         return super().prepare(constants)
 
@@ -41,6 +44,9 @@ class FedMixture(EMMethod):
         noise = turn.shared("components").normal(self.components, len(x0))[0].to(x0.dtype)
         apart = self.spread if self.components > 1 else 0.0
         return {"models": x0 + apart * noise, "weights": torch.ones(self.components)}
+
+    def most_received(self, dimension: int) -> int:
+        return min(self.components, MOST_COMPONENTS) * dimension
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         return {"models": server["models"]}

@@ -29,6 +29,7 @@ class FedOpt(EMMethod):
     paper = "An EM Perspective on Federated Learning, section 2; Reddi et al.: Adaptive FedOpt"
     sends = "up: local model; down: model"
     replies: ClassVar[tuple[str, ...]] = ("w",)
+    averages: ClassVar[bool] = True
     server_optimizer: str = "adam"
     server_lr: float | None = None  # None: Adam 1e-3, plain steps 1/(cohort size)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from symprune.fed.algorithms.fedsparse.fedsparse import FedSparse
 from symprune.fed.algorithms.fedsparse.gates import place_values
 from symprune.fed.algorithms.fedsparse.scaffold import ScaffoldVariates
+from symprune.fed.problems.losses import sigmoid
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Like, Message, Received, State, Turn
 from symprune.fed.registry import register
@@ -39,9 +40,10 @@ class FedSparseScaffold(ScaffoldVariates, FedSparse):
         x, v, alive = self.unpack_broadcast(received)
         kept = self.kept_weights(alive)
         c = place_values(received["c"], kept)
+        prior = sigmoid(self.logit(x, v))
         w, v = self._train(x, v, alive, problem, turn, correction=c - client["c"])
         sent = {"change": self.change(x, w, c, problem)[:, kept]}
-        state, message = self.sample_reply(client, w, v, alive, turn)
+        state, message = self.sample_reply(client, w, v, alive, prior, turn)
         moved = client["c"] + self.changes(received, sent)
         return {**state, "c": moved}, {**message, **sent}
 

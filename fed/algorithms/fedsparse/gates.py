@@ -74,6 +74,14 @@ def threshold_slope(v: Tensor, temperature: float) -> Tensor:
     return -sigmoid(v) / temperature
 
 
+def total_variation(chance: Tensor, prior: Tensor, alive: Tensor) -> Tensor:
+    """Mean and maximum over the gates that are alive of `|pi_s - theta|`, `[C, 2]` (appendix C)."""
+    away = (chance - prior)[:, alive].abs()
+    if not away.shape[1]:
+        return away.new_zeros(len(away), 2)
+    return torch.stack([away.mean(1), away.amax(1)], 1)
+
+
 def server_directions(
     z: Tensor, w_s: Tensor, w: Tensor, z_weights: Tensor, logit: Tensor, v: Tensor, T: float
 ) -> tuple[Tensor, Tensor]:
@@ -122,6 +130,10 @@ class Gated(GroupedWeights):
         alive = torch.ones(self.groups.count, dtype=torch.bool)
         return {"x": x0, "v": self.initial_gates(x0), "alive": alive}
 
+    def client_init(self, problem: Problem, turn: Turn) -> State:
+        apart = torch.zeros(problem.clients, 2, dtype=problem.dtype)
+        return {**super().client_init(problem, turn), "apart": apart}
+
     def broadcast(self, server: State, turn: Turn) -> Message:
         alive = server["alive"]
         return {"alive": alive, "w": server["x"][self.kept_weights(alive)], "v": server["v"][alive]}
@@ -134,8 +146,9 @@ class Gated(GroupedWeights):
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
         x, v, alive = self.unpack_broadcast(received)
+        prior = sigmoid(self.logit(x, v))
         w, v = self._train(x, v, alive, problem, turn)
-        return self.sample_reply(client, w, v, alive, turn)
+        return self.sample_reply(client, w, v, alive, prior, turn)
 
     def unpack_broadcast(self, received: Received) -> tuple[Tensor, Tensor, Tensor]:
         """The server's weights and gates as stacks, zero where pruned, and the groups alive."""
@@ -144,14 +157,16 @@ class Gated(GroupedWeights):
         return x, place_values(received["v"], alive), alive
 
     def sample_reply(
-        self, client: State, w: Tensor, v: Tensor, alive: Tensor, turn: Turn
+        self, client: State, w: Tensor, v: Tensor, alive: Tensor, prior: Tensor, turn: Turn
     ) -> tuple[State, Message]:
-        """The reply: a binary sample of the gates and the weights behind the open ones."""
+        """The reply: a binary sample of the gates and the weights behind the open ones. `prior` is
+        what the server's gates were, for the record."""
         chance = sigmoid(self.logit(w, v))
         z = (turn.stream("gates").uniform(self.groups.count) < chance) & alive
         sent = self.groups.spread(z).bool()
         w = w * sent
-        return remember(client, w), {"z": z[:, alive], "w": Sent(pack(sent, w))}
+        state = {**remember(client, w), "apart": total_variation(chance, prior, alive)}
+        return state, {"z": z[:, alive], "w": Sent(pack(sent, w))}
 
     def reply_like(self, server: State, turn: Turn) -> dict[str, Like]:
         x, alive = server["x"], int(server["alive"].sum())
@@ -170,12 +185,16 @@ class Gated(GroupedWeights):
         return server["x"] * self.groups.spread(kept.unsqueeze(0))[0]
 
     def metrics(self, server: State, client: State) -> dict[str, float]:
-        """Share of weights, and of groups, that the model no longer has."""
+        """Share of weights, and of groups, that the model no longer has; how far the clients'
+        gates were from the server's when they last replied, on average and at most (Fig. 5)."""
         kept = server["alive"] & self._probable(server)
         weights = self.groups.spread(kept.unsqueeze(0))
+        apart = client["apart"][client["seen"]].double()
         return {
             "sparsity": 1 - float(weights.double().mean()),
             "groups_pruned": 1 - float(kept.double().mean()),
+            "gates_apart": float(apart[:, 0].mean()) if len(apart) else 0.0,
+            "gates_apart_most": float(apart[:, 1].max()) if len(apart) else 0.0,
         }
 
     def _probable(self, server: State) -> Tensor:

@@ -62,6 +62,7 @@ class Scaffold(ScaffoldVariates, FedOpt):
     paper = "Karimireddy et al.: SCAFFOLD; An EM Perspective on Federated Learning, appendix E"
     sends = "up: local model, change of its control variate; down: model, mean control variate"
     replies = ("w", "change")
+    averages = False  # the server's c is the mean of the clients' c_s, exactly
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         return {"x": server["x"], "c": server["c"]}

@@ -1,0 +1,1 @@
+"""ProxSkip and its sparse and personal relatives."""

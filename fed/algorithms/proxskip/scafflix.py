@@ -1,11 +1,12 @@
-"""FLIX by gradient descent, and with local steps: Scafflix and i-Scaffnew (thesis chapter 3,
-appendix B).
+"""FLIX by (stochastic) gradient descent, and with local steps: Scafflix and i-Scaffnew (thesis
+chapter 3, appendix B).
 
 Client i deploys `xt_i = alpha_i x + (1 - alpha_i) c_i`, a mixture of the shared x and its own
-optimum c_i; all solve `min_x mean f_i(xt_i)`. Scafflix does so with control variates and a step
-size per client. Its updates keep `sum_i alpha_i h_i` constant, so that sum must start at zero; the
-thesis asks for `sum_i h_i = 0`, which for unequal alpha_i leads to a wrong point. i-Scaffnew is
-alpha = 1.
+optimum c_i; all solve `min_x mean f_i(xt_i)`. Where smoothness is known c_i is found to a
+tolerance, else (networks) it is what a stated number of epochs of SGD gives. Scafflix does so with
+control variates and a step size per client. Its updates keep `sum_i alpha_i h_i` constant, so that
+sum must start at zero; the thesis asks for `sum_i h_i = 0`, which for unequal alpha_i leads to a
+wrong point. i-Scaffnew is alpha = 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.algorithms.shared.control_variates import ControlVariates, control_variates
+from symprune.fed.algorithms.shared.local_epochs import train
 from symprune.fed.algorithms.shared.local_steps import (
     local_gradient,
     local_optimum,
@@ -28,6 +30,7 @@ from symprune.fed.protocol import (
     Algorithm,
     Message,
     Received,
+    SampledClients,
     State,
     Turn,
     check,
@@ -46,10 +49,16 @@ class Flix(Algorithm):
     alpha: PerClient = 0.5
     tolerance: float = 1e-6
     max_local_steps: int = 10_000
+    local_epochs: int = 50  # of SGD for a network's own optimum
+    local_batch: int = 100
+    local_lr: float = 0.1
 
     def prepare(self, constants: Constants) -> Algorithm:
         given, n = len(self.alphas), constants.clients
         check(given in (1, n), f"{self.name}: {given} values of alpha for {n} clients.")
+        for option in ("local_epochs", "local_batch", "local_lr"):
+            value = getattr(self, option)
+            check(value > 0, f"{self.name}: {option} = {value} must be positive.")
         return self
 
     @property
@@ -65,9 +74,16 @@ class Flix(Algorithm):
 
     def client_init(self, problem: Problem, turn: Turn) -> State:
         """Each client finds its own optimum, once and without communication."""
-        if not self.personalises:
-            return {}
-        return {"centre": local_optimum(problem, self.tolerance, self.max_local_steps)}
+        return {"centre": self.own_optimum(problem, turn)} if self.personalises else {}
+
+    def own_optimum(self, problem: Problem, turn: Turn) -> Tensor:
+        """To the tolerance where smoothness is known, else by epochs of SGD from the usual start
+        (thesis, section 3.3.2)."""
+        if problem.constants().known:
+            return local_optimum(problem, self.tolerance, self.max_local_steps)
+        start, stream = problem.initial(turn.seed), turn.stream("own optimum")
+        start = start.expand(problem.clients, -1)
+        return train(problem, start, stream, self.local_epochs, self.local_batch, self.local_lr)
 
     def point(self, client: State, x: Tensor, turn: Turn) -> Tensor:
         """`alpha_i x + (1 - alpha_i) c_i`."""
@@ -84,14 +100,16 @@ class Flix(Algorithm):
 
 @register
 @dataclass(frozen=True)
-class FlixGD(Flix):
+class FlixGD(Flix, SampledClients):
     """FLIX by gradient descent: one exchange per step."""
 
     name = "flix-gd"
     paper = "FLIX (thesis chapter 3), solved by distributed gradient descent"
     sends = "up: alpha_i grad f_i(xt_i); down: x"
     replies = ("g",)
+    averages = True
     eta: float | None = None
+    batch: int | None = None
 
     def prepare(self, constants: Constants) -> Algorithm:
         """eta = 1 / mean(alpha_i^2 L_i), the smoothness of the FLIX objective."""
@@ -106,11 +124,22 @@ class FlixGD(Flix):
     def client_step(
         self, client: State, received: Received, problem: Problem, turn: Turn
     ) -> tuple[State, Message]:
-        g = problem.gradient(self.point(client, received["x"], turn))
+        point, stream = self.point(client, received["x"], turn), turn.stream("batch")
+        g = local_gradient(problem, point, self.batch, stream)
         return client, {"g": per_client(self.alpha, turn, g) * g}
 
     def server_step(self, server: State, replies: Received, turn: Turn) -> State:
         return {"x": server["x"] - self.eta * replies["g"].mean(0)}
+
+
+@register
+@dataclass(frozen=True)
+class FlixSGD(FlixGD):
+    """FLIX by SGD: one exchange per step, each on a batch of every client's rows."""
+
+    name = "flix-sgd"
+    paper = "FLIX (thesis chapter 3), solved by distributed SGD (section 3.3.2)"
+    batch: int | None = 20
 
 
 @register

@@ -48,6 +48,7 @@ class ProxSkip(LocalSteps, ControlVariates):
     paper = f"{PAPER}, Algorithm 1 (ProxSkip/Scaffnew)"
     sends = "up: local model, dense; down: mean model"
     replies = ("what",)  # w_hat; the name is sent, and its bytes count
+    follows_replies = True
     prunes: ClassVar[str | None] = None  # where: at "receipt", "step", "upload" or "server"
     measures_unpruned: ClassVar[bool] = False  # h_i against w_hat_i and not what was sent of it
     compressor: str = "identity"  # of the values that are sent: int8, int4, ...
@@ -150,6 +151,7 @@ class SparseProxSkipModified(SparseProxSkip):
     name = "sparse-proxskip-modified"
     paper = f"{PAPER}, appendix D (Sparse-ProxSkip-modified)"
     measures_unpruned = True
+    follows_replies = False
 
 
 @register

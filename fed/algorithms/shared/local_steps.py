@@ -31,7 +31,7 @@ def local_gradient(
     problem: Problem, w: Tensor, batch: int | None, stream: Stream, clip: float | None = None
 ) -> Tensor:
     """Full gradient, or that of `batch` rows of each client; `clip` bounds each client's norm."""
-    g = problem.gradient(w, None if batch is None else problem.batch(stream, batch))
+    g = problem.gradient(w, problem.step_rows(stream, batch))
     if clip is None:
         return g
     return g * (clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)

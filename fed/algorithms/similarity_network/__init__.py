@@ -1,0 +1,1 @@
+"""Personal parts, fused over a graph of similar clients."""

@@ -22,11 +22,11 @@ def compress_gradient(g: Tensor, denoise: float, values: int) -> tuple[Tensor, T
     """Every row of `g [C, d]` through the fused lasso at `denoise * mean |g|` and, unless `values`
     is 0, through k-means on its entries; and the bits of its code."""
     rows = []
-    for row in g.numpy():
+    for row in g.cpu().numpy():
         u = fused_lasso(row, denoise * float(np.abs(row).mean())).astype(row.dtype)
         rows.append(quantise(u, values) if values else u)
     bits = torch.tensor([code_bits(u) for u in rows])
-    return torch.from_numpy(np.stack(rows)).to(g.dtype), bits
+    return torch.from_numpy(np.stack(rows)).to(g), bits
 
 
 def fused_lasso(g: np.ndarray, gamma: float) -> np.ndarray:

@@ -9,12 +9,12 @@ what it needs of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.devices import cached_per_device
 from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import LayeredModel, Message, Received, Sent, State, Turn
@@ -62,7 +62,7 @@ class Placement:
         return _scatter(self.personal, g, self.personal_size)
 
 
-@lru_cache(maxsize=8)
+@cached_per_device
 def make_placement(layout: FlatLayout, personal: str) -> Placement:
     """`bias`: the output's biases are personal (softmax regression: the intercept column);
     `output`: the last layer; `all`: everything is shared and personal, added up; `only`: nothing

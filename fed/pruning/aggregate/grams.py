@@ -10,6 +10,7 @@ never overflow and can be masked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.pruning.packed_stats import Part
 from symprune.fed.wire.payload import Expected
-from symprune.stats import ChannelStats
+from symprune.stats import SQUARE, ChannelStats, Needs
 
 BITS = {64: torch.int64, 32: torch.int32, 16: torch.int16}
 EXACT = 64
@@ -130,3 +131,14 @@ def check_bits(bits: int, clients: int = 1) -> None:
         raise SympruneError(f"A Gram matrix is sent in 64, 32 or 16 bits a number, not {bits}.")
     if bits < EXACT and clients > MOST_CLIENTS:
         raise SympruneError(f"{clients} clients need 64 bits for a number of a Gram matrix.")
+
+
+def with_squares(needs: Needs, wanted: bool) -> Needs:
+    """Gram matrices in units of the channels' lengths need these first."""
+    return replace(needs, inputs=needs.inputs | {SQUARE}) if needs.gram and wanted else needs
+
+
+def of_channels(needs: Needs) -> Needs:
+    """The cheapest that tells which matrices share an input."""
+    inputs = frozenset({SQUARE}) if needs.inputs else frozenset[str]()
+    return replace(needs, inputs=inputs)

@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning import packed_stats, secure_sum
+from symprune.fed.pruning import packed_stats
 from symprune.fed.pruning.aggregate import ballots, grams
 from symprune.fed.pruning.messages import Settings
 from symprune.fed.pruning.packed_stats import Packed, Part
+from symprune.fed.secure import masking
 from symprune.stats import TOTAL
 
 Replies = Mapping[int, Mapping[str, Tensor]]
-"""The fields of every client's reply, by its number."""
-FALSE = "The clients' masked sum is not one: somebody sent something else."
+"""The fields of every client's reply, by its number; of a secure sum, what it came to alone."""
+FALSE = (
+    "The clients' secure sum is not one: somebody sent something else, and since only the sum is "
+    "known, who it was cannot be told."
+)
 
 
 def statistics(
@@ -33,8 +37,7 @@ def statistics(
 
 
 def _behind_masks(parts: Sequence[Part], got: Replies, most: Tensor, noised: bool) -> Packed:
-    fixed = secure_sum.total(got[number]["masked"] for number in sorted(got))
-    values, rests = secure_sum.from_fixed(fixed)
+    values, rests = masking.from_fixed(masking.total(got.values())[masking.WIDE])
     counted = 2 * len(parts)
     counts = values[:counted].to(torch.int64).view(-1, 2)
     negative = not noised and negative_squares(parts, values[counted:])
@@ -61,23 +64,23 @@ def gram_matrices(
         if settings.exact:
             summed.append(grams.total((got[n][name], got[n][f"rest{number}"]) for n in members))
             continue
-        whole = secure_sum.total_whole(got[n][name] for n in members)
-        summed.append(grams.from_units(whole, lengths, settings.gram_bits, settings.clients))
+        whole = masking.total({name: got[n][name]} for n in members)
+        summed.append(grams.from_units(whole[name], lengths, settings.gram_bits, settings.clients))
     return summed
 
 
-def ballot(got: Replies, dense: Sequence[Tensor], secure: bool, tokens: int) -> ballots.Ballot:
+def ballot(
+    got: Replies, dense: Sequence[Tensor], secure: bool, clients: int, tokens: int
+) -> ballots.Ballot:
     """All clients' ballots; dense are the parameters they are about."""
     members = sorted(got)
     if secure:
-        names = got[members[0]]
-        summed = {name: secure_sum.total_whole(got[n][name] for n in members) for name in names}
-        total = ballots.read_whole(summed, dense)
+        total = ballots.read_whole(masking.total(got.values()), dense)
     else:
         total = ballots.read_plain(got[members[0]], len(dense))
         for number in members[1:]:
             total.add(ballots.read_plain(got[number], len(dense)))
-    odd = any(bool(((kept < 0) | (kept > len(members))).any()) for kept in total.kept)
+    odd = any(bool(((kept < 0) | (kept > clients)).any()) for kept in total.kept)
     if odd or bool(((total.tokens < 0) | (total.tokens > tokens)).any()):
         raise SympruneError(FALSE)
     return total

@@ -21,10 +21,9 @@ from symprune.engine.permute.links import Link, find_links, kind
 from symprune.engine.permute.moves import Move, apply_all, move_columns, move_rows, take_back
 from symprune.engine.permute.probe import TOKENS, Probe, Products
 from symprune.engine.report import LayerReport, Report
-from symprune.errors import SympruneError
 from symprune.models.layout import Layout
 from symprune.models.matrices import Matrix
-from symprune.permute import HEADS, MLP
+from symprune.permute import HEADS, MLP, CannotPermute
 from symprune.permute.order import find_order, retained, take
 from symprune.recipe import Recipe
 from symprune.stats import ChannelStats
@@ -60,9 +59,9 @@ def embed_probe(blocks: Blocks) -> Activations:
     """A few tokens in front of the blocks."""
     activations = blocks.embed_anew(probe_tokens(blocks.layout))
     if activations.arguments.carry_state:
-        raise SympruneError(
+        raise CannotPermute(
             f"The blocks of {type(blocks.layout.model).__name__} leave more than hidden states for "
-            "later ones: leave out --permute."
+            "later ones"
         )
     return activations
 
@@ -169,8 +168,9 @@ class BlockOrders:
             done.figures[name] = figures(score, take(score, columns), self.recipe)
         return units
 
-    def check_first(self, layout: Layout, blocks: Blocks) -> None:
-        """Fail, in front of all work, where the first block has nothing to order of a part."""
+    def missing(self, layout: Layout, blocks: Blocks) -> list[CannotPermute]:
+        """The parts of which the first block has nothing to order, and why; they are not asked for
+        any longer."""
         with blocks.block(0) as block:
             found = layout.matrices(0)
             probe = Probe(self.activations, 0, block, found, f"{self.prefix}.0.")
@@ -179,12 +179,16 @@ class BlockOrders:
                 part_of(names[link.consumers[0]])
                 for link in self._instances(self._links(probe, found), names)
             }
-        for part in self.parts:
-            if part not in known:
-                raise SympruneError(
-                    f"The first block has no {_IN_WORDS[part]} whose order could be changed for "
-                    f"{self.pattern}: leave {part} out of --permute."
-                )
+        missing = [part for part in self.parts if part not in known]
+        self.parts = [part for part in self.parts if part in known]
+        return [
+            CannotPermute(
+                f"The first block has no {_IN_WORDS[part]} whose order could be changed for "
+                f"{self.pattern}",
+                part,
+            )
+            for part in missing
+        ]
 
     def _left(self, found: list[Matrix], known: list[Link]) -> list[str]:
         """Sentences where a block has nothing to order of a part that is asked for."""
@@ -236,7 +240,7 @@ def check_same(probe: Probe, moves: list[Move], outputs: dict[str, Tensor]) -> N
     apply_all(parameters, moves)
     try:
         compare_with(probe, before, out, outputs)
-    except SympruneError:
+    except CannotPermute:
         take_back(parameters, moves)
         raise
 
@@ -267,10 +271,8 @@ def compare_with(
         raise _changed(f"Block {probe.index}")
 
 
-def _changed(what: str) -> SympruneError:
-    return SympruneError(
-        f"{what} computes something else when channels change places: leave out --permute."
-    )
+def _changed(what: str) -> CannotPermute:
+    return CannotPermute(f"{what} computes something else when channels change places")
 
 
 def is_near(found: Tensor, expected: Tensor) -> bool:

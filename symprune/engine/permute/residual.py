@@ -32,9 +32,9 @@ from symprune.engine.permute.links import kind
 from symprune.engine.permute.moves import Move, apply_all, take_back
 from symprune.engine.permute.probe import Probe
 from symprune.engine.reduce import reduce
-from symprune.errors import SympruneError
 from symprune.models.layout import Layout
 from symprune.models.matrices import Matrix
+from symprune.permute import RESIDUAL, CannotPermute
 from symprune.permute.order import find_order, take
 from symprune.recipe import Recipe
 from symprune.stats import SQUARE, Needs
@@ -255,7 +255,5 @@ def _moved(parameters: Mapping[str, nn.Parameter], moves: list[Move]) -> Iterato
         take_back(parameters, moves)
 
 
-def _refuse(why: str) -> SympruneError:
-    return SympruneError(
-        f"The hidden states of this model have an order, as {why}: leave residual out of --permute."
-    )
+def _refuse(why: str) -> CannotPermute:
+    return CannotPermute(f"The hidden states of this model have an order, as {why}", RESIDUAL)

@@ -11,6 +11,7 @@ from symprune.allocate.search import Search
 from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
+from symprune.engine.text.self_written import Tell, write_missing
 from symprune.errors import SympruneError
 from symprune.machine import host
 from symprune.models.hub import max_length
@@ -19,7 +20,12 @@ from symprune.stats import Needs
 
 
 def read_tokens(
-    model: nn.Module, data: Any, held_out: Tensor | None, recipe: Recipe, needs: Needs
+    model: nn.Module,
+    data: Any,
+    held_out: Tensor | None,
+    recipe: Recipe,
+    needs: Needs,
+    tell: Tell = lambda _: None,
 ) -> tuple[Tensor, Tensor | None, list[str], Bos | None]:
     """The tokens to calibrate on and those that watch, what the user should know of them, and what
     was decided about BOS. data is a tokenizer, or calibration tokens to take as they are."""
@@ -38,6 +44,7 @@ def read_tokens(
         return torch.zeros((0, recipe.seqlen), dtype=torch.long), None, [], None
     seqlen, notes = cap_seqlen(model.config, recipe.seqlen)
     tokens, held_out = draw_tokens(data, recipe, needs, seqlen)
+    tokens, held_out = write_missing(model, data, tokens, held_out, recipe, tell)
     found = bos.decide(recipe.bos, data, model.config, bos.in_memory(model))
     tokens = begin_with(tokens, found.token)
     held_out = None if held_out is None else begin_with(held_out, found.token)
@@ -61,18 +68,19 @@ def check_tokens(tokens: Tensor, model: nn.Module) -> None:
 
 def reads_text(recipe: Recipe, needs: Needs) -> bool:
     """Whether calibration text has a say: in the masks, in how much each layer gives, or in what
-    the kept weights become."""
+    the kept weights become, or in which experts go."""
     measured = recipe.allocation is not None and recipe.allocation.needs
-    return bool(needs or measured) or recipe.reconstruction is not None
+    fitted = recipe.reconstruction is not None or recipe.experts is not None
+    return bool(needs or measured) or fitted
 
 
 def draw_tokens(
     tokenizer: Any, recipe: Recipe, needs: Needs, seqlen: int
 ) -> tuple[Tensor, Tensor | None]:
     """The recipe's calibration tokens and, for a step that fits them, others to watch it on; the
-    last of these are those that allocations are tried on."""
+    last of these are those that allocations are tried on. The model's own are yet to be written."""
     settings = (recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.text_seed)
-    tokens, tried = calibration_tokens(*settings), windows_to_try(recipe)
+    tokens, tried = calibration_tokens(*settings, own=True), windows_to_try(recipe)
     watched = needs.gram or recipe.reconstruction is not None or tried
     return tokens, held_out_tokens(*settings, tried) if watched else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -44,15 +44,14 @@ class Visit:
         found, streams = self.blocks.layout.matrices(index), self.streams
         last = index + 1 == len(self.blocks)
         before = len(self.report.layers)
-        if streams.rebuilt is not None:
-            self._begin_reconstruction(index, block)
-        pruned = self._prune_groups(index, block, found)
-        order = {matrix.name: number for number, matrix in enumerate(found)}
-        self.report.layers[before:] = sorted(
-            self.report.layers[before:], key=lambda layer: order[layer.name]
-        )
-        if streams.rebuilt is not None:
-            self._reconstruct(index, block, found, pruned, before)
+        with self._reconstructing(index, block, found):
+            pruned = self._prune_groups(index, block, found)
+            order = {matrix.name: number for number, matrix in enumerate(found)}
+            self.report.layers[before:] = sorted(
+                self.report.layers[before:], key=lambda layer: order[layer.name]
+            )
+            if streams.rebuilt is not None:
+                self._reconstruct(index, block, found, pruned, before)
         if streams.pruned is not None and not last:
             with self._time("advance"):
                 streams.pruned.advance(index, block, self._ticker("advance", index))
@@ -173,13 +172,19 @@ class Visit:
         with self._time("mask"):
             return prune_block(found, measured, self.report, self.plan, watched, tick)
 
-    def _begin_reconstruction(self, index: int, block: nn.Module) -> None:
+    @contextmanager
+    def _reconstructing(self, index: int, block: nn.Module, found: list[Matrix]) -> Iterator[None]:
+        """Where blocks are trained, what that needs of this one is gathered meanwhile."""
         rebuilt, leading = self.streams.rebuilt, self.streams.leading
-        assert rebuilt is not None and leading is not None
-        with self._time("reconstruct"):
-            if index == self.first:
-                self.tell(rebuilt.check_memory(index, block, leading))
-            rebuilt.begin()
+        if rebuilt is None or leading is None:
+            yield
+            return
+        with ExitStack() as entered:
+            with self._time("reconstruct"):
+                if index == self.first:
+                    self.tell(rebuilt.check_memory(index, block, leading))
+                entered.enter_context(rebuilt.entered(index, block, found))
+            yield
 
     def _reconstruct(
         self, index: int, block: nn.Module, found: list[Matrix], pruned: PrunedBlock, before: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, options_of
+from symprune.fed.cli.deploy import bill_table
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
 from symprune.machine import durable
@@ -46,6 +49,23 @@ def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> No
     assert bill["up"]["total"] == history[-1]["bytes_up"] == 5 * bill["up"]["per round"]
     weight = load_file(tmp_path / "model.safetensors")["weight"]
     assert weight.shape == (10, 65) and int((weight != 0).sum()) == 65
+
+
+def test_the_bill_of_a_language_model_is_whole_on_a_narrow_screen() -> None:
+    sent = {"total": 3_212_336_649_123, "per client and round": 212_336_649.4}
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(bill_table({"up": sent, "down": sent}))
+    lines = narrow.export_text().splitlines()
+    assert any(line.count("3,212,336,649,123") == 2 for line in lines)
+    assert any(line.count("212,336,649 ") == 2 and "client and round" in line for line in lines)
+
+
+def test_a_run_that_is_not_evaluated_ends_with_its_bill(tmp_path: Path) -> None:
+    command = ("run", "--algorithm", "gd", "--rounds", "2", "--clients", "2", "--quiet")
+    text = invoke(*command, "--evaluate-every", "0", "--output", str(tmp_path))
+    assert "per client and round" in text and "loss" not in text
+    history = json.loads((tmp_path / "history.json").read_text())["history"]
+    assert [record["round"] for record in history] == [0, 2]
 
 
 def test_a_run_with_masks_writes_a_model_with_their_zeros(tmp_path: Path) -> None:
@@ -97,7 +117,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def listed() -> str:
     """What `fed list` prints, in one line per algorithm."""
-    result = runner.invoke(app, ["list"], env={"COLUMNS": "1500"})
+    result = runner.invoke(app, ["list", "--all"], env={"COLUMNS": "1500"})
     assert result.exit_code == 0
     return result.output
 

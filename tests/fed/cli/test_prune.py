@@ -48,8 +48,9 @@ def test_it_leaves_the_checkpoint_central_pruning_leaves(tiny_folder: Path, tmp_
     records = [
         json.loads((tmp_path / d / "symprune.json").read_text()) for d in ("central", "federated")
     ]
+    del records[0]["perplexity"][0]["divergence"]  # which federated pruning does not measure
     assert records[0]["perplexity"] == records[1]["perplexity"]
-    assert records[1].keys() == records[0].keys() | {"federated"}
+    assert records[1].keys() - records[0].keys() == {"federated"}
     traffic = records[1]["federated"]["traffic"]
     assert len(traffic["blocks"]) == 2 and traffic["bytes_up"] > 0
     assert "hidden" not in json.dumps(records[1])
@@ -66,7 +67,7 @@ def test_clients_with_their_own_files_are_protected_and_measured_on_several_text
         *clients, *measured, *SMALL, "--secure-sum", "--epsilon", "8", "--delta", "1e-6",
         *("--output", tmp_path / "out", "--json", tmp_path / "out.json"),
     )  # fmt: skip
-    assert "(8, 1e-06)-differentially" in shown and "pairwise masks" in shown
+    assert "(8, 1e-06)-differentially" in shown and "the server saw sums alone" in shown
     record = json.loads((tmp_path / "out.json").read_text())
     assert [entry["data"] for entry in record["perplexity"]] == ["hospital.txt", "bank.txt"]
     assert record["federated"]["clients"] == ["hospital.txt", "bank.txt"]

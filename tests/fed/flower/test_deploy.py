@@ -18,8 +18,8 @@ from machines import same
 
 from symprune.errors import SympruneError
 from symprune.fed import snapshot
-from symprune.fed.remote.client import client_state
 from symprune.fed.remote.job import TrainingJob
+from symprune.fed.remote.records import client_state
 from symprune.fed.simulate import simulate
 from symprune.recipe import Recipe
 
@@ -152,7 +152,8 @@ def test_the_app_that_is_written_can_be_loaded(
     assert spec is not None and spec.loader is not None
     app = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(app)
-    assert app.answer.__module__ == work.client_module
+    assert f'resident("{work.client_module}")' in (tmp_path / "app" / "symprune_app.py").read_text()
+    assert callable(importlib.import_module(work.client_module).answer)
     assert (type(app.server).__name__, type(app.client).__name__) == ("ServerApp", "ClientApp")
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from symprune.errors import SympruneError
+from symprune.fed.problems import datasets
 from symprune.fed.problems.datasets import Dataset, load
 from symprune.fed.problems.partitions import PARTITIONS, partition
 
@@ -149,3 +150,27 @@ def test_the_papers_data_sets_have_their_sizes() -> None:
     a9a = load("a9a")
     assert a9a.x.shape == (32561, 123) and a9a.classes == 2
     assert load("mnist").x.shape == (60000, 784)
+
+
+def test_fashion_mnist_that_is_nowhere_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYMPRUNE_ASSETS", str(tmp_path))
+    monkeypatch.setattr(datasets, "DEBIAN_FASHION", tmp_path / "debian")
+    with pytest.raises(SympruneError, match="dataset-fashion-mnist"):
+        load("fashion-mnist")
+    with pytest.raises(SympruneError, match="does not exist"):
+        load(f"fashion-mnist:{tmp_path / 'elsewhere'}")
+
+
+def test_characters_are_windows_with_the_next_one_as_label(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Abc\u00e9" * 20)
+    (tmp_path / "b.raw").write_text("0123456789" * 8)
+    (tmp_path / "short.txt").write_text("too short")
+    data = load(f"characters:{tmp_path}")
+    assert data.x.shape[1] == 32 and data.classes == len(datasets.ALPHABET)
+    assert data.users is not None and len(data.users.unique()) == 2
+    assert data.x[0, :5].tolist() == [1, 2, 3, 0, 1] and data.y[0] == 1
+    assert data.x[1, 0] == data.x[0, 8]
+    with pytest.raises(SympruneError, match="no text"):
+        load(f"characters:{tmp_path / 'short.txt'}")

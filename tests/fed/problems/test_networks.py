@@ -6,16 +6,19 @@ import pytest
 import torch
 
 from symprune.errors import SympruneError
+from symprune.fed.algorithms import build
 from symprune.fed.problems.flops import layer_macs
 from symprune.fed.problems.losses import Module
 from symprune.fed.problems.networks import network
 from symprune.fed.problems.problem import Problem, stack_rows
+from symprune.fed.simulate import simulate
 
 # FedSpa's gigabytes and FedP3's tables fix these counts.
 SIZES = [
     ("lenet5", (784,), 26, 439_096),
     ("vgg11", (3, 32, 32), 10, 9_231_114),
     ("resnet18", (3, 32, 32), 100, 11_220_132),
+    ("resnet20", (3, 32, 32), 10, 272_474),
     ("cnn", (3, 32, 32), 10, 4_864 + 102_464 + 1_638_400 + 1_048_576 + 10_240 + 2 * 1024 + 10),
     ("mlp:1024-1024-1024", (784,), 10, 802_816 + 2 * 1_048_576 + 10_240 + 3 * 1024 + 10),
 ]
@@ -63,3 +66,15 @@ def test_a_network_that_does_not_exist_is_named() -> None:
         network("alexnet")
     with pytest.raises(SympruneError, match="mlp:a"):
         network("mlp:a")
+
+
+def test_the_character_network_learns_a_rhyme() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(0, 4, (12, 1), generator=generator)
+    rows = ((start + torch.arange(9)) % 4).float()
+    parts = [(rows[i::2, :-1], rows[i::2, -1]) for i in range(2)]
+    problem = Problem(Module(lambda: network("character-lstm")((8,), 4)), stack_rows(parts))
+    result = simulate(build("fedavg", gamma=1.0, p=0.2), problem, 15, evaluate_every=15)
+    assert result.history[-1]["loss"] < 0.5 * result.history[0]["loss"]
+    with pytest.raises(SympruneError, match="no sequences"):
+        network("character-lstm")((1, 8, 8), 4)

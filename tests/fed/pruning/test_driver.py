@@ -74,7 +74,9 @@ def test_clients_that_forget_between_messages_give_central_masks(
 
     def send(outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
         return {
-            n: Client(families.model(family), shares()[n], folder=tmp_path / str(n))(data)
+            n: Client(
+                families.model(family), shares()[n], folder=tmp_path / str(n), allow_few_tokens=True
+            )(data)
             for n, data in outgoing.items()
         }
 
@@ -90,7 +92,7 @@ def test_half_precision_models_give_central_masks() -> None:
 
 
 def test_parties_with_their_own_models_end_with_the_same_one() -> None:
-    clients = [Client(families.model(), part) for part in shares()]
+    clients = [Client(families.model(), part, allow_few_tokens=True) for part in shares()]
     model = families.model()
     server = Server(model, Recipe(pattern="2:4"), len(clients))
     result = pruning.run(server, lambda out: {n: clients[n](data) for n, data in out.items()})
@@ -115,12 +117,15 @@ def test_every_message_may_be_answered_by_a_new_process(tmp_path: Path, secure: 
     server = Server(model, Recipe(refine="dsnot"), len(parts), secure)
 
     def send(outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
-        new = {n: Client(families.model(), parts[n], folder=tmp_path / str(n)) for n in outgoing}
+        new = {
+            n: Client(families.model(), parts[n], folder=tmp_path / str(n), allow_few_tokens=True)
+            for n in outgoing
+        }
         return {n: new[n](data) for n, data in outgoing.items()}
 
     result = pruning.run(server, send)
     assert same(model, central(Recipe(refine="dsnot"), tokens()))
-    masks = Client(families.model(), parts[0], folder=tmp_path / "0").masks
+    masks = Client(families.model(), parts[0], folder=tmp_path / "0", allow_few_tokens=True).masks
     assert isinstance(masks, MaskSet) and masks.keys() == result.report.masks.keys()
     assert (tmp_path / "0" / "state.safetensors").stat().st_mode & 0o077 == 0
 
@@ -128,13 +133,13 @@ def test_every_message_may_be_answered_by_a_new_process(tmp_path: Path, secure: 
 def test_a_corrupt_state_is_named(tmp_path: Path) -> None:
     (tmp_path / "state.safetensors").write_bytes(b"nonsense")
     with pytest.raises(SympruneError, match=r"state.*corrupt"):
-        Client(families.model(), tokens(), folder=tmp_path)
+        Client(families.model(), tokens(), folder=tmp_path, allow_few_tokens=True)
 
 
 def test_traffic_is_the_length_of_the_messages() -> None:
     lengths = {"up": 0, "down": 0}
     model = families.model()
-    clients = [Client(model, part) for part in shares()]
+    clients = [Client(model, part, allow_few_tokens=True) for part in shares()]
 
     def send(outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
         replies = {n: clients[n](data) for n, data in outgoing.items()}

@@ -18,6 +18,7 @@ from symprune import MaskSet, Recipe, calibration
 from symprune.checkpoint.load import load_with_tokenizer
 from symprune.engine.walk import prune
 from symprune.errors import SympruneError
+from symprune.fed.owner.policy import Policy
 from symprune.fed.pruning import Privacy, remote
 from symprune.fed.pruning import prune as prune_in_process
 from symprune.fed.remote.transport import LocalTransport, Node
@@ -35,13 +36,15 @@ TEXTS = ("the lambda expression returns a function object ", "while it is true i
 
 @pytest.fixture
 def settings(tiny_folder: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """What two owners have set on their machines."""
-    found = []
+    """What two owners have set on their machines, and that they let plain sums out."""
+    found: list[dict[str, Any]] = []
+    Policy(protection="plain").save(tmp_path / "policy.yaml")
     for number, text in enumerate(TEXTS):
         file = tmp_path / f"{number}.txt"
         file.write_text(text * 60)
         own = {"model": str(tiny_folder), "text": str(file), "nsamples": 3 + number, "seqlen": 32}
-        found.append({**own, "seed": number})
+        policy = str(tmp_path / "policy.yaml")
+        found.append({**own, "seed": number, "policy": policy, "allow_few_tokens": True})
     return found
 
 
@@ -294,3 +297,21 @@ def test_in_a_deployment_the_masks_are_the_central_ones(tiny_folder: Path, tmp_p
     subprocess.run([*command, "--deploy", str(tmp_path / "fed")], check=True, timeout=900)
     subprocess.run([*command, "--no-eval", "-o", str(tmp_path / "here")], check=True, timeout=300)
     assert_same(tmp_path / "fed" / "server", MaskSet.load(tmp_path / "here"))
+
+
+def test_nodes_with_keys_take_no_others_into_their_sums(
+    tiny_folder: Path, tmp_path: Path, settings: Any, central: MaskSet
+) -> None:
+    pytest.importorskip("cryptography")
+    from symprune.fed.flower.keys import make_keys
+
+    make_keys(tmp_path / "keys", ("127.0.0.1",), 2)
+    for number, own in enumerate(settings):
+        own |= {"secure": True, "peers": str(tmp_path / "keys")}
+        own["node_key"] = str(tmp_path / "keys" / f"node-{number}.key")
+    task = remote.Task(str(tiny_folder), RECIPE, 2, True)
+    remote.serve(task, Owners(settings, tmp_path / "a"), tmp_path / "server")
+    assert_same(tmp_path / "server", central)
+    (tmp_path / "keys" / "node-1.pub").unlink()
+    with pytest.raises(SympruneError, match="is not one of the nodes whose keys the owner"):
+        remote.serve(task, Owners(settings, tmp_path / "b"), tmp_path / "other")

@@ -14,8 +14,10 @@ from machines import CLIENTS, OPTIONS, job, run, same, states
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, build
 from symprune.fed.algorithms.shared.control_variates import control_variates
-from symprune.fed.remote.client import answer, record_file
+from symprune.fed.owner.policy import Policy
+from symprune.fed.remote.client import answer
 from symprune.fed.remote.job import TrainingJob
+from symprune.fed.remote.records import record_file
 from symprune.fed.remote.server import serve
 from symprune.fed.remote.transport import LocalTransport, Node
 from symprune.fed.simulate import simulate
@@ -175,10 +177,12 @@ def test_rows_that_only_a_client_has_stay_there_and_are_used(tmp_path: Path) -> 
     class Own(LocalTransport):
         def node(self, number: int) -> Node:
             data = f"libsvm:{tmp_path / f'{number}.txt'}"
-            return Node(number, tmp_path / f"client-{number}", {"data": data})
+            own = {"data": data, "policy": str(tmp_path / "policy.yaml")}
+            return Node(number, tmp_path / f"client-{number}", own)
 
     problem = {"data": f"libsvm:{tmp_path / '0.txt'}", "clients": 2, "l2": 0.1}
     task = TrainingJob("proxskip", {}, problem, rounds=30)
+    Policy(protection="plain").save(tmp_path / "policy.yaml")
     outcome = serve(task, Own(answer, 2, tmp_path), tmp_path / "server", pause=0)
     assert "loss" not in outcome.history[-1]  # the server cannot know it
     own = [task.client_problem(i, f"libsvm:{tmp_path / f'{i}.txt'}") for i in range(2)]

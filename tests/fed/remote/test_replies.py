@@ -12,8 +12,9 @@ from machines import Network, job, same
 
 from symprune.errors import SympruneError
 from symprune.fed.protocol import Like, State
+from symprune.fed.remote.loop import Outcome
 from symprune.fed.remote.replies import deliveries, largest, open_reply
-from symprune.fed.remote.server import Outcome, serve
+from symprune.fed.remote.server import serve
 from symprune.fed.wire.bits import varints
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.payload import decode_message, encode_message

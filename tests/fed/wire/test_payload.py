@@ -191,3 +191,11 @@ def test_every_form_refuses_values_that_are_not_finite() -> None:
     ):
         with pytest.raises(SympruneError, match="not finite"):
             decode(start + nan)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62, 2**62), (2**40, 0), (2**62, 2**62, 0, 3)])
+def test_a_zero_beside_huge_dimensions_is_refused_like_any_other_size(shape: tuple[int]) -> None:
+    claim = bytes([0]) + varints(len(shape), *shape)
+    with pytest.raises(SympruneError, match="claims"):
+        decode(claim)
+    assert decode(encode(torch.zeros(0, 650))).shape == (0, 650)

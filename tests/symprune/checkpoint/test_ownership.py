@@ -14,7 +14,16 @@ from symprune.cli import main
 from symprune.errors import SympruneError
 from symprune.machine import work_folder
 
-SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "32", "--no-eval"]
+SMALL = [
+    "--calibration",
+    "builtin",
+    "--nsamples",
+    "2",
+    "--seqlen",
+    "32",
+    "--no-eval",
+    "--no-samples",
+]
 
 
 def symprune(*arguments: str | Path) -> str:

@@ -24,7 +24,16 @@ from symprune.models import hub
 from symprune.models.support import check_sizes
 from symprune.recipe import Recipe
 
-SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "32", "--no-eval"]
+SMALL = [
+    "--calibration",
+    "builtin",
+    "--nsamples",
+    "2",
+    "--seqlen",
+    "32",
+    "--no-eval",
+    "--no-samples",
+]
 BAD_NAMES = (
     "../victim.safetensors", "/tmp/victim.safetensors", "a/b.safetensors", "..", "", ".safetensors",
     "config.json", "a\\b.safetensors", "a\0b.safetensors", "x" * 300 + ".safetensors", 7, None,

@@ -89,6 +89,7 @@ def test_types_names_and_files_are_kept(dtype: torch.dtype, tmp_path: Path) -> N
             "symprune.json",
             "masks.safetensors",
             "checksums.json",
+            "README.md",
         }
         before, after = tensors(dense), tensors(out)
         assert {n: v.dtype for n, v in before.items()} == {n: v.dtype for n, v in after.items()}
@@ -147,7 +148,7 @@ def test_nothing_of_a_block_is_held_when_the_next_is_entered(
 
     monkeypatch.setattr(StreamedModel, "block", watched)
     pruning.prune(pruning.Job(str(dense), RECIPE, tmp_path / "out", evaluate=False))
-    assert alive == [0, 0]
+    assert len(alive) > 1 and not any(alive)
 
 
 @pytest.mark.parametrize("family", ["smollm", "gemma2", "gpt2", "falcon", "mixtral"])

@@ -79,7 +79,7 @@ Damage = Callable[[], None]
 
 def damages(folder: Path) -> Iterator[tuple[str, str, Damage]]:
     """What is done to which file, and doing it; what was there is put back by the caller."""
-    for path in sorted(folder.iterdir()):
+    for path in sorted(each for each in folder.iterdir() if each.name != "README.md"):
         content, name = path.read_bytes(), path.name
         for what, place in (("first", 0), ("middle", len(content) // 2), ("last", -1)):
             flipped = bytearray(content)
@@ -226,13 +226,15 @@ def test_the_files_that_are_damaged_are_named(kind: str, folders: Path, tmp_path
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     weights.write_bytes(content)
+    (folder / "notes.md").write_text("mine")
     (folder / "README.md").write_text("mine")
     (folder / "adapter_config.json").write_text("{}")
     verdict = verify(folder)
     assert verdict.named(checksums.MISSING) == ["tokenizer.json"]
     assert verdict.named(checksums.CHANGED) == ["config.json", weights.name]
     assert verdict.named(checksums.ADDED) == ["adapter_config.json"]
-    assert verdict.named(checksums.EXTRA) == ["README.md"]
+    assert verdict.named(checksums.EXTRA) == ["notes.md"]
+    assert verdict.named(checksums.EDITED) == ["README.md"]
     assert bool(verdict.tensors) == (kind in ("packed", "coded"))
 
 

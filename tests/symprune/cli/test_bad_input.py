@@ -16,7 +16,7 @@ from symprune.cli import main
 from symprune.errors import Interrupted, SympruneError
 from symprune.models import hub
 
-SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "32"]
+SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "32", "--no-samples"]
 OWN_METHODS = {
     "syntax": "def score(:\n",
     "raises": "def score(weight):\n    raise KeyError('z')\n",

@@ -20,7 +20,17 @@ COMMANDS = (
     "prune", "refine", "sweep", "eval", "inspect", "report", "bench", "generate", "pack", "unpack",
     "models", "methods",
 )  # fmt: skip
-SMALL = ["--calibration", "builtin", "--nsamples", "4", "--seqlen", "32", "--eval-windows", "4"]
+SMALL = [
+    "--calibration",
+    "builtin",
+    "--nsamples",
+    "4",
+    "--seqlen",
+    "32",
+    "--eval-windows",
+    "4",
+    "--no-samples",
+]
 
 
 def symprune(*arguments: str | Path) -> str:
@@ -72,8 +82,10 @@ def test_the_record_says_what_was_done(pruned: Path) -> None:
 
 
 def test_inspect_finds_the_pattern_and_the_recipe(pruned: Path, tiny_folder: Path) -> None:
-    shown = symprune("inspect", pruned)
-    assert "2:4" in shown and "50.00 %" in shown and '"method": "ria"' in shown
+    shown, everything = symprune("inspect", pruned), symprune("inspect", pruned, "--all")
+    assert "2:4" in shown and "50.00 %" in shown and "Made by symprune" in shown
+    assert "layers.0" not in shown and "Perplexity on builtin (4 x 32 tokens)" in shown
+    assert "layers.0" in everything and '"method": "ria"' in everything
     dense = symprune("inspect", tiny_folder)
     assert "dense" in dense and "recipe is unknown" in dense
 
@@ -222,7 +234,7 @@ def test_a_sweep_prints_and_resumes(tiny_folder: Path, tmp_path: Path) -> None:
 def test_report_draws_a_run(pruned: Path, tmp_path: Path) -> None:
     symprune("report", pruned, "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "<svg" in page and "down_proj" in page
+    assert "down_proj" in page and "symprune prune" in page
     with pytest.raises(SympruneError, match="exists"):
         symprune("report", pruned, "-o", tmp_path / "page.html")
 

@@ -139,7 +139,8 @@ def test_debug_may_stand_anywhere_and_shows_the_trace(tmp_path: Path) -> None:
         assert done.returncode == 2 and "Traceback" in done.stderr
         assert "Error: There is no folder" in done.stderr
     arguments = ["symprune", "generate", "--debug", "--", "--debug"]
-    assert console.take_debug(arguments) and arguments == ["symprune", "generate", "--", "--debug"]
+    assert console.take_flag(arguments, "--debug")
+    assert arguments == ["symprune", "generate", "--", "--debug"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

@@ -268,12 +268,12 @@ def test_a_client_on_its_own_machine_decides_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = remote.NodeSettings(str(folder), __file__, nsamples=3, seqlen=16)
-    _, tokens, _ = settings.load(tmp_path / "node")
+    tokens = settings.load(tmp_path / "node")[1]
     assert tokens[:, 0].tolist() == [BOS] * 3
     with monkeypatch.context() as patch:
         patch.setattr(bos, "decide", lambda *_: pytest.fail("asked again"))
         assert torch.equal(settings.load(tmp_path / "node")[1], tokens)
-    _, plain, _ = replace(settings, bos="never").load(tmp_path / "node")
+    plain = replace(settings, bos="never").load(tmp_path / "node")[1]
     assert plain[:, 0].tolist() != [BOS] * 3
 
 

@@ -14,7 +14,7 @@ from symprune import Recipe, SympruneError, fed
 from symprune.checkpoint.load import load_model
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.engine.text.self_written import choose_beginnings, write_windows
-from symprune.jobs import pruning
+from symprune.jobs import own_text, pruning
 from symprune.jobs.sweep import Grid, Sweep
 from symprune.machine import memory
 from symprune.models import hub
@@ -131,7 +131,7 @@ def test_a_killed_run_does_not_write_again(
         patch.setattr(StreamedBlocks, "finish", finish_and_die)
         with pytest.raises(Killed):
             pruning.prune(job)
-    monkeypatch.setattr(pruning, "write_windows", die)
+    monkeypatch.setattr(own_text, "write_windows", die)
     pruning.prune(job)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 

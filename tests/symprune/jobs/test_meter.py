@@ -17,6 +17,7 @@ from symprune.checkpoint import device_map
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.checkpoint.tensor_files import Shards
 from symprune.cli import console, main
+from symprune.cli.screen.progress import Live
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.jobs.meter import Meter
@@ -75,9 +76,11 @@ def test_a_person_sees_the_same(
     speed: str,
     memory: str,
 ) -> None:
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=columns))
+    there = Console(stderr=True, width=columns, force_terminal=True)
+    monkeypatch.setattr(console, "err", there)
     shown: list[str] = []
     with console.display() as display:
+        assert isinstance(display, Live)
 
         def show(figures: dict[str, object]) -> None:
             display.show(figures)

@@ -23,6 +23,7 @@ from symprune.engine import forward, walk
 from symprune.engine.blocks import Blocks
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
+from symprune.fed.owner.policy import Policy
 from symprune.fed.pruning import job as fed_job
 from symprune.fed.pruning import remote
 from symprune.fed.remote.transport import LocalTransport, Node
@@ -280,13 +281,14 @@ def test_federated_pruning_computes_in_it_and_writes_what_one_machine_writes(
 
 
 def test_machines_that_compute_in_different_types_have_the_same_model(tmp_path: Path) -> None:
-    dense = save(tmp_path / "dense")
-
+    dense, policy = save(tmp_path / "dense"), tmp_path / "policy.yaml"
+    Policy(protection="plain").save(policy)
     task = remote.Task(str(dense), RECIPE.with_changes(calibration="federated"), 2)
 
     class Mixed(LocalTransport):
         def node(self, number: int) -> Node:
             own = {"model": str(dense), "text": __file__, "nsamples": 2, "seqlen": 16}
+            own |= {"policy": str(policy), "allow_few_tokens": True}
             own["compute_dtype"] = ("float32", "bfloat16")[number]
             return replace(super().node(number), config=own)
 

@@ -25,7 +25,7 @@ from symprune.stats import SQUARE, ChannelStats
 
 OPTIONS = [
     "--calibration", __file__, "--nsamples", "5", "--seqlen", "32", "--eval-data", __file__,
-    "--eval-windows", "3", "--device", "cpu",
+    "--eval-windows", "3", "--device", "cpu", "--no-samples",
 ]  # fmt: skip
 
 

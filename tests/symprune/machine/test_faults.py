@@ -20,7 +20,16 @@ from symprune.cli import main
 from symprune.errors import SympruneError
 from symprune.machine import offload
 
-SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "32", "--no-eval"]
+SMALL = [
+    "--calibration",
+    "builtin",
+    "--nsamples",
+    "2",
+    "--seqlen",
+    "32",
+    "--no-eval",
+    "--no-samples",
+]
 
 
 @pytest.fixture

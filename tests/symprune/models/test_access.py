@@ -26,7 +26,17 @@ from symprune.jobs import pruning
 from symprune.models import hub
 from symprune.recipe import Recipe
 
-SMALL = ["--calibration", "builtin", "--nsamples", "2", "--seqlen", "16", "--eval-windows", "2"]
+SMALL = [
+    "--calibration",
+    "builtin",
+    "--nsamples",
+    "2",
+    "--seqlen",
+    "16",
+    "--eval-windows",
+    "2",
+    "--no-samples",
+]
 SECRET = "hf_secret_token_that_nobody_may_read"
 OWN_CODE = """
 from transformers import LlamaConfig, LlamaForCausalLM

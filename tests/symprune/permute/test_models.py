@@ -195,7 +195,7 @@ def test_blocks_of_another_kind_are_left_and_told(monkeypatch: pytest.MonkeyPatc
     figures = permute(model, "mlp")
     assert figures and all("attn" not in name for name in figures)
     assert_same_outputs(model_of("qwen3-next"), model)
-    monkeypatch.setattr(inside.BlockOrders, "check_first", lambda *_: None)
+    monkeypatch.setattr(inside.BlockOrders, "missing", lambda *_: [])
     report = symprune.prune(model_of("qwen3-next"), families.tokens(), INSIDE)
     sentence = "There are blocks without values of heads whose order could be changed."
     assert report.notes.count(sentence) == 1
@@ -226,6 +226,37 @@ def test_hidden_states_that_are_scaled_by_channel_have_their_order() -> None:
 def test_blocks_that_leave_something_for_others_are_refused(family: str) -> None:
     with pytest.raises(SympruneError, match="leave more than hidden states for later ones"):
         symprune.prune(families.model(family), families.tokens(), INSIDE)
+
+
+def test_auto_is_all_where_the_structure_allows_it() -> None:
+    auto, every = families.model(), families.model()
+    symprune.prune(auto, families.tokens(), INSIDE.with_changes(permute="auto"))
+    symprune.prune(every, families.tokens(), ALL)
+    for one, other in zip(auto.parameters(), every.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_auto_leaves_what_has_an_order_and_says_so() -> None:
+    auto = INSIDE.with_changes(permute="auto")
+    seeing, inside_alone = families.looking("llava"), families.looking("llava")
+    report = symprune.prune(seeing, families.tokens(), auto)
+    assert any("it has parts besides its blocks" in note for note in report.notes)
+    symprune.prune(inside_alone, families.tokens(), INSIDE)
+    for one, other in zip(seeing.parameters(), inside_alone.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+    report = symprune.prune(model_of("qwen3-next"), families.tokens(), auto)
+    assert any("The first block has no values of heads" in note for note in report.notes)
+    assert any(AFTER in layer.figures for layer in report.layers)
+
+
+def test_auto_permutes_nothing_where_blocks_leave_something_for_others() -> None:
+    plain, auto = families.model("gemma3n"), families.model("gemma3n")
+    symprune.prune(plain, families.tokens(), INSIDE.with_changes(permute=None))
+    report = symprune.prune(auto, families.tokens(), INSIDE.with_changes(permute="auto"))
+    assert any("leave more than hidden states" in note for note in report.notes)
+    for one, other in zip(plain.parameters(), auto.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_part_that_sees_is_not_left_behind() -> None:
@@ -262,14 +293,21 @@ def test_without_a_pattern_there_is_nothing_to_permute() -> None:
     with pytest.raises(SympruneError, match="Without an N:M pattern"):
         Recipe(permute="mlp")
     assert ALL.with_changes(sparsity=0.5).permute is None
+    auto = ALL.with_changes(permute="auto")
+    assert auto.permuted_parts == ALL.permuted_parts
+    assert auto.with_changes(sparsity=0.5).permuted_parts == ()
+    assert auto.with_changes(sparsity=0.5).with_changes(pattern="4:8").permuted_parts
+    assert auto.with_changes(sequential=True).permuted_parts == ()
+    assert auto.describe() == "wanda, 2:4 with channels permuted"
     assert ALL.describe() == "wanda, 2:4 with mlp and heads and residual permuted"
 
 
 def test_masks_that_were_made_earlier_are_refused() -> None:
     model = families.model()
     masks = symprune.prune(model, families.tokens(), INSIDE).masks
-    with pytest.raises(SympruneError, match="Masks made with --permute fit the weights beside"):
-        symprune.prune(families.model(), families.tokens(), INSIDE, base=masks)
+    for recipe in (INSIDE, INSIDE.with_changes(permute="auto")):
+        with pytest.raises(SympruneError, match="Masks made with --permute fit the weights beside"):
+            symprune.prune(families.model(), families.tokens(), recipe, base=masks)
 
 
 def test_federated_pruning_says_that_it_moves_no_weights() -> None:

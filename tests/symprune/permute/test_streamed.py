@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,10 @@ def test_cells_of_a_sweep_do_not_see_each_other(tmp_path: Path) -> None:
     together = Sweep(families.model("qwen2"), families.tokenizer(), "m", grid, tmp_path / "all")
     found = together.run()
     assert [cell["recipe"].get("permute") for cell in found] == ["mlp,heads,residual", None, "mlp"]
+    model, plain = families.model("qwen2"), replace(grid, permutes=[None])
+    given = Sweep(model, families.tokenizer(), "m", plain, tmp_path / "given")
+    for cell, each in zip(found, given.run(recipes=grid.recipes()), strict=True):
+        assert each["perplexity"] == cell["perplexity"]
     for number, recipe in enumerate(grid.recipes()):
         model = families.model("qwen2")
         alone = Sweep(model, families.tokenizer(), "m", grid, tmp_path / f"{number}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -151,16 +152,59 @@ def test_diana_with_its_own_step_converges_fast(problem: Problem, optimum: Tenso
     assert run.algorithm.gamma > 4 * slow.gamma  # type: ignore[attr-defined]
 
 
-def test_with_an_l1_term_it_reaches_the_proximal_gradient_solution(problem: Problem) -> None:
+@pytest.mark.parametrize("name", ["ef-bv", "diana"])
+def test_a_biased_compressor_has_a_scaling_and_a_step(name: str, problem: Problem) -> None:
+    """DIANA's 1/(1 + omega) would leave r >= 1 with comp-(1, 15); lam* never does."""
+    done = build(name, compressor="comp:1,15").prepare(problem.constants())
+    assert isinstance(done, EFBV) and done.lam and done.gamma
+    noise = Comp(1, 15).constants(30)
+    assert remainder(1 / (1 + noise.omega), noise.eta, noise.omega) > 1
+    assert done.lam == noise.best_scaling
+    losses = simulate(done, problem, 60, evaluate_every=60).series("loss")
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("name", "compressor"), [("ef-bv", "comp:8,15"), ("diana", "rand-k:10")])
+def test_with_an_l1_term_it_reaches_the_proximal_gradient_solution(
+    name: str, compressor: str, problem: Problem
+) -> None:
     x = problem.initial()
     for _ in range(400):
         x = x - 2 * problem.mean_gradient(x)
         x = x.sign() * (x.abs() - 2 * 0.01).clamp_min(0)
-    run = simulate(
-        build("ef-bv", compressor="comp:8,15", l1=0.01), problem, 1500, evaluate_every=1500
-    )
+    algorithm = build(name, compressor=compressor, l1=0.01)
+    run = simulate(algorithm, problem, 1500, evaluate_every=1500)
     assert torch.equal(run.model != 0, x != 0)
     assert (run.model - x).abs().max() < 1e-6
+
+
+def test_an_l1_term_leaves_diana_its_own_step(problem: Problem) -> None:
+    """Proposition 2.4.6 is about f + R; Theorem 2.4.2's step has 2 L."""
+    steps = {
+        (name, l1): build(name, compressor="rand-k:3", l1=l1).prepare(problem.constants()).gamma  # type: ignore[attr-defined]
+        for name in ("diana", "ef-bv")
+        for l1 in (0.0, 0.01)
+    }
+    assert steps["diana", 0.01] == steps["diana", 0.0]
+    assert steps["ef-bv", 0.01] < steps["ef-bv", 0.0]
+
+
+@pytest.mark.parametrize("name", ["ef-bv", "ef21", "diana"])
+def test_the_default_compressor_costs_fewer_bytes_than_the_others(name: str) -> None:
+    """With the theorems' steps; for the same bytes nobody else is there."""
+    double, problem = (
+        make_problem("breast-cancer", clients=50, l2=0.01, dtype=dtype)
+        for dtype in ("float64", "float32")
+    )
+    goal = minimise(double).float()
+    target = 1e-3 * (problem.mean_value(problem.initial()) - problem.mean_value(goal))
+    run = partial(simulate, problem=problem, rounds=400, optimum=goal)
+    ours = run(build(name), stop=lambda record: bool(record["gap"] < target)).history[-1]
+    assert ours["gap"] < target
+    for other in ("identity", "comp:1,0.5", "rand-k:0.1", "top-k:0.1"):
+        algorithm = build(name, compressor=other)
+        spent = run(algorithm, stop=lambda record: bool(record["bytes_up"] > ours["bytes_up"]))
+        assert spent.history[-1]["gap"] > target, other
 
 
 def test_without_feedback_top_1_stalls_and_with_it_does_not(

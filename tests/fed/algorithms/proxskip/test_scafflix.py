@@ -13,9 +13,12 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
+from symprune.fed.algorithms.proxskip.noisy_steps import sampling_noise, steps_for_accuracy
 from symprune.fed.algorithms.proxskip.scafflix import Scafflix
+from symprune.fed.algorithms.shared.control_variates import control_variates
 from symprune.fed.problems.datasets import breast_cancer
-from symprune.fed.problems.make import make_loss
+from symprune.fed.problems.losses import Linear
+from symprune.fed.problems.make import make_loss, make_problem
 from symprune.fed.problems.optimum import local_minimisers, minimise
 from symprune.fed.problems.partitions import label_ramp
 from symprune.fed.problems.problem import Problem, Rows, stack_rows
@@ -202,8 +205,6 @@ def test_gradient_noise_leaves_a_floor_below_the_theorems() -> None:
     n, m, d, mu = 4, 10, 5, 0.5
     x = torch.randn(n, m, d, dtype=torch.float64)
     y = torch.randn(n, m, dtype=torch.float64)
-    from symprune.fed.problems.losses import Linear
-
     problem = Problem(Linear(d), Rows(x, y, torch.full((n, m), 1 / m, dtype=torch.float64)), l2=mu)
     best = minimise(problem)
     each = (x @ best - y).unsqueeze(-1) * x + mu * best
@@ -300,3 +301,84 @@ def test_alpha_outside_its_range_is_refused(problem: Problem) -> None:
         simulate(build("scafflix", alpha=(0.5, 0.5)), problem, 1)
     with pytest.raises(SympruneError, match="use scafflix"):
         simulate(build("i-scaffnew", alpha=0.5), problem, 1)
+
+
+def test_the_steps_of_the_corollary_reach_the_accuracy_they_were_chosen_for() -> None:
+    """Corollary 3.2.5 with one row at a time: mean Psi ends below the accuracy, for two of them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 10, 5, generator=generator, dtype=torch.float64)
+    y = torch.randn(4, 10, generator=generator, dtype=torch.float64)
+    rows = Rows(x, y, torch.full((4, 10), 0.1, dtype=torch.float64))
+    problem = Problem(Linear(5), rows, l2=0.5)
+    best = minimise(problem)
+    slopes = problem.gradient(best)
+    each = (x @ best - y).unsqueeze(-1) * x + 0.5 * best
+    A, C = sampling_noise(problem, best.expand(4, -1), 1)
+    torch.testing.assert_close(A, 2 * (x.square().sum(-1).max(1).values + 0.5))
+    expected = 2 * each.square().sum(-1).mean(1) - 2 * slopes.square().sum(1)
+    torch.testing.assert_close(C, expected)
+
+    chosen = []
+    for accuracy in (0.3, 0.1):
+        steps = steps_for_accuracy(problem, best.expand(4, -1), 1, accuracy)
+        gamma, ends = torch.tensor(steps, dtype=torch.float64), []
+        chosen.append(gamma)
+        for seed in range(4):
+            algorithm = build("scafflix", alpha=1.0, gamma=steps, batch=1)
+            result = simulate(algorithm, problem, 100, seed=seed, evaluate_every=100)
+            h = control_variates(result.algorithm, result.server, result.client)  # type: ignore[arg-type]
+            p = result.algorithm.p  # type: ignore[attr-defined]
+            assert p == pytest.approx(math.sqrt(0.5 * min(steps)))
+            near = (gamma.min() / gamma).mean() * (result.model - best).square().sum()
+            drift = (gamma * (h - slopes).square().sum(1)).mean()
+            ends.append(float(near + gamma.min() / p**2 * drift))
+        assert sum(ends) / len(ends) <= accuracy
+    assert (chosen[1] < chosen[0]).all() and (chosen[0] <= 1 / A).all()
+
+
+def test_larger_batches_allow_larger_steps(problem: Problem, centres: Tensor) -> None:
+    steps = [torch.tensor(steps_for_accuracy(problem, centres, b, 1e-3)) for b in (1, 4, 16)]
+    assert (steps[0] < steps[1]).all() and (steps[1] < steps[2]).all()
+
+
+@pytest.fixture(scope="module")
+def network() -> Problem:
+    return make_problem("digits", "mlp:16", "class:3", clients=4, client_test_share=0.3)
+
+
+@pytest.mark.parametrize("name", ["flix-sgd", "scafflix"])
+def test_a_networks_own_optimum_is_so_many_epochs_of_sgd(name: str, network: Problem) -> None:
+    """One batch of all rows is a step of gradient descent, so three epochs are three steps."""
+    options = {"eta": 0.1} if name == "flix-sgd" else {"gamma": 0.1, "p": 0.5}
+    algorithm = build(name, local_epochs=3, local_batch=1000, local_lr=0.2, **options)
+    result = simulate(algorithm, network, 0, seed=5)
+    w = network.initial(5).expand(4, -1)
+    for _ in range(3):
+        w = w - 0.2 * network.gradient(w)
+    torch.testing.assert_close(result.client["centre"], w)
+    with pytest.raises(SympruneError, match="local_epochs"):
+        simulate(build(name, local_epochs=0, **options), network, 0)
+
+
+def test_flix_by_sgd_with_all_rows_is_flix_by_gradient_descent(problem: Problem) -> None:
+    exact = simulate(build("flix-gd", alpha=RAMP), problem, 10)
+    assert torch.equal(
+        simulate(build("flix-sgd", alpha=RAMP, batch=None), problem, 10).model, exact.model
+    )
+    noisy = simulate(build("flix-sgd", alpha=RAMP, batch=5, cohort_size=4), problem, 10)
+    assert not torch.equal(noisy.model, exact.model)
+    assert noisy.history[-1]["personal_loss"] < noisy.history[0]["personal_loss"]
+
+
+def test_a_mixture_with_the_shared_network_beats_the_clients_own_and_the_shared_alone(
+    network: Problem,
+) -> None:
+    run = simulate(
+        build("scafflix", alpha=0.5, gamma=0.3, p=0.2, batch=20, local_epochs=10, local_lr=0.3),
+        network,
+        30,
+        evaluate_every=30,
+    )
+    own = network.evaluate_personal(run.client["centre"])["personal_accuracy"]
+    shared = network.evaluate_personal(run.model.expand(4, -1))["personal_accuracy"]
+    assert run.history[-1]["personal_accuracy"] > max(own - 0.02, shared)

@@ -1,0 +1,46 @@
+"""`symprune fed policy`: write an owner's policy, or read one back with what its ledger says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from symprune.cli import console
+from symprune.errors import SympruneError
+
+app = typer.Typer(help="What a server may ask of this machine.", no_args_is_help=True)
+File = Annotated[Path, typer.Argument(help="The policy, a YAML file.")]
+
+
+@app.command()
+def write(file: File) -> None:
+    """Write a policy with the defaults, to be changed."""
+    from symprune.fed.owner.policy import Policy
+
+    if file.exists():
+        raise SympruneError(f"{file} exists and is left as it is.")
+    Policy().save(file)
+    console.say(f'{file} has the defaults; start the SuperNode with policy="{file}".')
+
+
+@app.command()
+def check(file: File) -> None:
+    """Read a policy, say what it allows and how much of its budget is spent."""
+    from dataclasses import asdict
+
+    from symprune.fed.owner.ledger import Ledger
+    from symprune.fed.owner.policy import read_policy
+
+    policy = read_policy(file)
+    table = Table("policy", "", title=str(file))
+    for name, value in asdict(policy).items():
+        shown = ", ".join(value) if isinstance(value, tuple) else str(value)
+        table.add_row(name, shown if value is not None and value != () else "-")
+    if policy.ledger or policy.data:
+        place = policy.ledger_file(policy.data or "")
+        spent = Ledger(place, policy.epsilon, policy.delta).spent()
+        table.add_row("spent", f"{spent:.3g} of {policy.epsilon:g}, by {place}")
+    console.out.print(table)

@@ -1,0 +1,1 @@
+"""What the owner of a client decides, whatever a server asks: policy, privacy ledger, audit."""

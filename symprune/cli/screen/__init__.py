@@ -1,0 +1,1 @@
+"""What a terminal shows: tables in the width there is, bars, lines for a log."""

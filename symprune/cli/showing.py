@@ -1,0 +1,89 @@
+"""What a command shows of a result in words: the same prompts by several models, one sentence of
+what happened, and what to do next; and what a run would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from symprune.cli import console
+from symprune.cli import options as o
+
+if TYPE_CHECKING:
+    from symprune.jobs.estimate.forecast import Forecast
+
+SAMPLES = "Samples"
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        help="A text for the models to continue; repeatable. [dim]\\[three built-in ones][/dim]",
+        rich_help_panel=SAMPLES,
+    ),
+]
+WantSamples = Annotated[
+    bool,
+    typer.Option(
+        "--samples/--no-samples",
+        help="Show the same prompts continued by each model, if it fits into memory.",
+        rich_help_panel=SAMPLES,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Showing:
+    """Which prompts are continued."""
+
+    prompt: Prompts = None
+    samples: WantSamples = True
+
+    def prompts(self) -> tuple[str, ...]:
+        """The built-in ones if none were typed."""
+        from symprune.errors import SympruneError
+        from symprune.jobs.samples import PROMPTS
+
+        if not self.samples:
+            if self.prompt:
+                raise SympruneError("Give --prompt or --no-samples, not both.")
+            return ()
+        return tuple(self.prompt or PROMPTS)
+
+
+def show_samples(record: Mapping[str, Any]) -> None:
+    """The prompts of a record, and what became of each."""
+    from symprune.eval import samples
+
+    found = samples.read(record)
+    if found:
+        console.say(("The same prompts, continued:", "bold"))
+        for each in samples.show(found, console.out.width):
+            console.out.print(each, highlight=False)
+
+
+def conclude(record: Mapping[str, Any]) -> None:
+    """One sentence about a run, and commands that go on from it."""
+    from symprune.eval.verdict import next_steps, verdict
+
+    console.out.print(Text(console.strip_controls(verdict(record)), style="bold"), highlight=False)
+    console.say("Next:")
+    for command, purpose in next_steps(record, record["output"]):
+        console.say("  ", (command, "cyan"), f"  # {purpose}")
+
+
+def show_forecast(forecast: Forecast | None, json_file: Path | None) -> None:
+    """What would be done, and what it takes; exit code 2 where it cannot fit."""
+    from symprune.eval import tables
+    from symprune.jobs.estimate.forecast import needed
+
+    found = needed(forecast)
+    result = found.to_dict()
+    console.out.print(tables.forecast(result))
+    o.write_json(json_file, result)
+    found.check()

@@ -1,0 +1,1 @@
+"""Whole experts dropped from a mixture: found, measured, taken out."""

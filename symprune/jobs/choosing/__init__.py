@@ -1,0 +1,1 @@
+"""Several models or recipes side by side, so that one can be chosen."""

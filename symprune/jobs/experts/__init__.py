@@ -1,0 +1,1 @@
+"""Jobs that drop whole experts of a mixture first."""

@@ -1,0 +1,1 @@
+"""What a run says of a model's quality besides perplexity."""

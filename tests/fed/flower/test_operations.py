@@ -1,0 +1,200 @@
+"""Running a federation: private files, an audit log, signals, keys that change, metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from machines import job, run
+
+from symprune.errors import SympruneError
+from symprune.fed.owner.audit import audited
+from symprune.fed.owner.policy import Policy
+from symprune.fed.remote.job import TrainingJob
+from symprune.fed.remote.metrics import prometheus
+
+if TYPE_CHECKING:
+    from symprune.fed.flower.deploy import Deployment
+
+needs_flower = pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None, reason="Flower is not installed"
+)
+TASK = TrainingJob("gd", {}, {"data": "digits", "clients": 2, "l2": 0.1}, rounds=1)
+WHO = {"client": 0, "from": 7, "flower_run": 3}
+
+
+def entries(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def test_an_audit_log_says_who_asked_what_and_what_was_answered(tmp_path: Path) -> None:
+    for asked in (b"first", b"second"):
+        assert audited(lambda: b"reply", asked, tmp_path / "node", {}, WHO) == b"reply"
+    first, second = entries(tmp_path / "node" / "audit.jsonl")
+    assert first["asked"] == hashlib.sha256(b"first").hexdigest()
+    assert second["answered"] == hashlib.sha256(b"reply").hexdigest()
+    assert (first["from"], first["asked_bytes"], first["answered_bytes"]) == (7, 5, 5)
+    assert mode(tmp_path / "node" / "audit.jsonl") == 0o600
+    assert b"reply" not in (tmp_path / "node" / "audit.jsonl").read_bytes()
+
+
+def test_a_refusal_is_in_the_audit_log_too_where_the_policy_wants_it(tmp_path: Path) -> None:
+    Policy(audit=str(tmp_path / "log")).save(tmp_path / "policy.yaml")
+
+    def refuse() -> bytes:
+        raise SympruneError("The owner's policy refuses: so it is.")
+
+    config = {"policy": str(tmp_path / "policy.yaml")}
+    with pytest.raises(SympruneError, match="so it is"):
+        audited(refuse, b"asked", tmp_path / "node", config, WHO)
+    (entry,) = entries(tmp_path / "log")
+    assert "so it is" in str(entry["refused"]) and "answered" not in entry
+
+
+def test_what_cannot_be_written_down_is_not_answered(tmp_path: Path) -> None:
+    (tmp_path / "node").write_text("a file in the place of the folder")
+    with pytest.raises(SympruneError, match=r"audit log .* cannot be written"):
+        audited(lambda: b"reply", b"asked", tmp_path / "node", {}, WHO)
+
+
+def test_a_run_leaves_its_metrics_as_lines_and_as_prometheus_text(tmp_path: Path) -> None:
+    outcome = run(job("gd", 2), tmp_path)
+    lines = entries(tmp_path / "server" / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [1, 2]
+    assert lines[-1]["loss"] == outcome.history[-1]["loss"] and lines[0]["run"] == outcome.run
+    text = (tmp_path / "server" / "metrics.prom").read_text()
+    assert text == prometheus(outcome.history[-1], outcome.run)
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert f'symprune_fed_round{{run="{outcome.run}"}} 2.0' in samples
+    assert all(float(line.split()[-1]) >= 0 for line in samples)
+
+
+def make(folder: Path) -> Deployment:
+    from symprune.fed.flower.deploy import Deployment
+
+    return Deployment(folder, TASK, 18731, 18741)
+
+
+@needs_flower
+def test_rotated_keys_are_new_and_the_authority_stays(tmp_path: Path) -> None:
+    from cryptography import x509
+
+    make(tmp_path).prepare()
+    keys = tmp_path / "keys"
+    before = {file.name: file.read_bytes() for file in keys.iterdir()}
+    (tmp_path / "nodes.json").write_text("[11, 12]")
+    make(tmp_path).rotate_keys()
+    after = {file.name: file.read_bytes() for file in keys.iterdir()}
+    assert before.keys() == after.keys()
+    assert {name for name in after if after[name] == before[name]} == {"ca.crt", "ca.key"}
+    root, leaf = (x509.load_pem_x509_certificate(after[n]) for n in ("ca.crt", "superlink.crt"))
+    leaf.verify_directly_issued_by(root)
+    assert all(mode(file) == 0o600 for file in keys.glob("*.key"))
+    make(tmp_path).rotate_keys()
+    assert json.loads((tmp_path / "nodes.json").read_text()) == [-11, -12]
+
+
+@needs_flower
+def test_logs_and_databases_of_before_become_private(tmp_path: Path) -> None:
+    for name in ("flower/superlink.db", "logs/node-0.log", "asked.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(0o644)
+    make(tmp_path).prepare()
+    assert mode(tmp_path / "flower" / "superlink.db") == mode(tmp_path / "logs/node-0.log") == 0o600
+    assert mode(tmp_path / "flower") == mode(tmp_path / "logs") == 0o700
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from symprune.fed.flower import deploy
+from symprune.fed.remote.job import TrainingJob
+
+CHILD = '''
+import signal, subprocess, sys, time
+def slowly(*_):
+    time.sleep(1)
+    sys.exit()
+signal.signal(signal.SIGTERM, slowly)
+stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+print("stray", stray.pid, flush=True)
+time.sleep(600)
+'''
+
+class Small(deploy.Deployment):
+    def start(self):
+        self._start("superlink", "127.0.0.1", self.port, ["python", "-c", CHILD])
+        log = self.folder / "logs" / "superlink.log"
+        self._wait("superlink", lambda: b"stray" in log.read_bytes())
+        said = log.read_text().split()
+        print("pids", self.processes["superlink"].pid, said[said.index("stray") + 1], flush=True)
+
+task = TrainingJob("gd", {}, {"data": "digits", "clients": 2}, rounds=1)
+with deploy.running(Small(Path(sys.argv[1]), task, 18751, 18761)):
+    import time
+    time.sleep(600)
+"""
+
+
+@needs_flower
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_deployment_that_is_told_to_stop_again_and_again_leaves_no_process_behind(
+    first: signal.Signals, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", STARTER, str(tmp_path / "fed")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
+        assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+        process.send_signal(first)
+        for again in (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            time.sleep(0.1)
+            process.send_signal(again)
+        assert process.wait() != 0
+    assert not any(_alive(pid) for pid in pids)
+    assert mode(tmp_path / "fed" / "logs" / "superlink.log") == 0o600
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@needs_flower
+@pytest.mark.slow
+def test_a_superlink_keeps_its_database_private_and_takes_rotated_keys(tmp_path: Path) -> None:
+    first = make(tmp_path)
+    first.prepare()
+    try:
+        first.start_superlink()
+        before = first.register()
+    finally:
+        first.stop()
+    assert mode(tmp_path / "flower" / "superlink.db") == 0o600
+    second = make(tmp_path)
+    second.rotate_keys()
+    try:
+        second.start_superlink()
+        after = second.register()
+        assert len(after) == 2 and not set(before) & set(after)
+        second.start_node(0)
+    finally:
+        second.stop()

@@ -1,0 +1,192 @@
+"""Models and data of users' own across machines: each owner's code, never the server's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from loopback import Loopback
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from symprune.cli.main import app
+from symprune.errors import SympruneError
+from symprune.fed.algorithms import build
+from symprune.fed.flower import apps
+from symprune.fed.owner.policy import Policy
+from symprune.fed.problems.make import make_problem
+from symprune.fed.problems.models import user_code
+from symprune.fed.remote.client import answer
+from symprune.fed.remote.job import TrainingJob, identity
+from symprune.fed.remote.server import serve
+from symprune.fed.remote.transport import LocalTransport, Node
+from symprune.fed.simulate import simulate
+from symprune.fed.wire.envelope import Letter, unpack
+
+OWNERS = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from symprune.fed import text_data
+
+def model(scale=1.0):
+    torch.manual_seed(0)
+    made = LlamaForCausalLM(LlamaConfig(
+        vocab_size=30, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16))
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_("_proj" in name)
+    with torch.no_grad():
+        made.model.norm.weight *= scale
+    return made
+
+def other_model():
+    return model(2.0)
+
+def tokens(seed, count):
+    return torch.randint(30, (count,), generator=torch.Generator().manual_seed(seed))
+
+TEXTS = [tokens(1, 19), tokens(2, 32), tokens(3, 9)]
+everyone = lambda: text_data(TEXTS, length=8, test=tokens(4, 16))
+first, second, third = (lambda i=i: text_data([TEXTS[i]], length=8) for i in range(3))
+
+def wrong():
+    return [1, 2]
+
+def broken():
+    raise ValueError("no such corpus")
+"""
+OPTIONS = {"gamma": 0.3, "p": 0.5, "batch": 2, "random_steps": False}
+
+
+@pytest.fixture
+def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of code that every owner has; nothing is allowed before a test says so."""
+    monkeypatch.setattr(user_code, "_allowed", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "owners.py"
+    file.write_text(OWNERS)
+    return str(file)
+
+
+def task(owners: str, rounds: int = 2) -> TrainingJob:
+    problem = {"model": f"{owners}:model", "data": f"{owners}:everyone", "clients": 3, "l2": 0.0}
+    return TrainingJob("fedavg", OPTIONS, {**problem, "split": "user"}, rounds)
+
+
+class Owners(LocalTransport):
+    """Nodes whose owners have set these names; the functions of one file differ by the owner."""
+
+    def __init__(self, owners: str, folder: Path, model: str = "model") -> None:
+        super().__init__(answer, 3, folder)
+        names, policy = ("first", "second", "third"), folder / "policy.yaml"
+        Policy(protection="plain").save(policy)
+        shared = {"model": f"{owners}:{model}", "policy": str(policy)}
+        self.settings = [{**shared, "data": f"{owners}:{name}"} for name in names]
+
+    def node(self, number: int) -> Node:
+        return Node(number, self.folder / f"client-{number}", self.settings[number])
+
+
+def test_owners_with_their_own_model_and_text_give_the_bits_of_the_in_process_run(
+    owners: str, tmp_path: Path
+) -> None:
+    job = task(owners)
+    there = serve(job, Owners(owners, tmp_path / "clients"), tmp_path / "server", pause=0)
+    here = simulate(job.build_algorithm(), job.whole_problem(), 2, clients_at_once=1)
+    assert torch.equal(there.model, here.model)
+    assert there.history[-1]["perplexity"] == here.history[-1]["perplexity"]
+    assert there.ledger.totals() == {key: here.history[-1][key] for key in there.ledger.totals()}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+def test_flower_carries_a_language_model_of_owners_to_the_same_bits(
+    owners: str, tmp_path: Path
+) -> None:
+    job, settings = task(owners), Owners(owners, tmp_path).settings
+    grid = Loopback(apps.client_app(answer), tmp_path / "nodes", 3, settings)
+    config = {"job": job.to_json(), "folder": str(tmp_path), "clients": 3}
+    grid.run(apps.server_app(apps.train), config)
+    here = simulate(job.build_algorithm(), job.whole_problem(), 2, clients_at_once=1)
+    there = load_file(tmp_path / "server" / "model.safetensors")
+    assert there.keys() == here.parameters.keys()
+    assert all(torch.equal(there[name], here.parameters[name]) for name in there)
+
+
+def test_a_client_runs_no_code_that_its_owner_has_not_named(owners: str, tmp_path: Path) -> None:
+    poison = tmp_path / "poison.py"
+    poison.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    job = task(owners)
+    for what in ("model", "data"):
+        asked = replace(job, problem={**job.problem, what: f"{poison}:anything"})
+        about = {"algorithm": asked.algorithm, "options": asked.options, "seed": 0, "client": 0}
+        letter = Letter({"kind": "describe", "problem": asked.problem, **about}).pack()
+        settings = {"model": f"{owners}:model", "data": f"{owners}:first"}
+        del settings[what]
+        said = unpack(answer(letter, Node(0, tmp_path / "node", settings))).header
+        assert f"The server's {what} {poison}:anything is code" in said["reason"]
+        answer(letter, Node(0, tmp_path / "node", {**settings, what: f"{owners}:{what}"}))
+        assert not (tmp_path / "ran").exists()
+
+
+def test_another_model_at_a_client_is_refused_by_its_digest(owners: str, tmp_path: Path) -> None:
+    nodes = Owners(owners, tmp_path / "clients", model="other_model")
+    job = task(owners)
+    ours = identity(job.whole_problem())
+    header = {"algorithm": job.algorithm, "options": job.options, "problem": job.problem, **ours}
+    letter = Letter({**header, "kind": "describe", "seed": 0, "client": 1}).pack()
+    said = unpack(nodes.exchange({1: letter})[1]).header["reason"]
+    assert said == "Client 1 has other parameters that are not trained than the server."
+
+
+def test_a_name_is_not_loaded_before_who_runs_the_program_allows_it(owners: str) -> None:
+    with pytest.raises(SympruneError, match=r"model .*:model is code, which runs only where"):
+        make_problem(_data(owners), f"{owners}:model", clients=2)
+    user_code.allow_code(f"{owners}:model", f"{owners}:wrong", f"{owners}:broken", "nowhere:f")
+    assert make_problem(_data(owners), f"{owners}:model", clients=2).clients == 2
+    for name, sentence in (
+        (f"{owners}:wrong", "is a list, not an nn.Module or a Loss"),
+        (f"{owners}:broken", "fails: ValueError, no such corpus"),
+        ("nowhere:f", "Cannot load the model nowhere:f: ModuleNotFoundError"),
+    ):
+        with pytest.raises(SympruneError, match=sentence):
+            make_problem(_data(owners), name, clients=2)
+    with pytest.raises(SympruneError, match=r"is a list, not a symprune\.fed\.Dataset"):
+        make_problem(f"{owners}:wrong", "mlp")
+    with pytest.raises(SympruneError, match="does not read text"):
+        make_problem(_data(owners), "mlp")
+
+
+def _data(owners: str):  # type: ignore[no-untyped-def]
+    user_code.allow_code(f"{owners}:everyone")
+    return user_code.load_code(f"{owners}:everyone", "data")()
+
+
+def test_a_plan_runs_no_code(owners: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"problem: {{model: '{owners}:model'}}\nrounds: 1\nalgorithms: [gd]\n")
+    said = CliRunner().invoke(app, ["fed", "compare", str(plan), "--output", str(tmp_path / "o")])
+    assert isinstance(said.exception, SympruneError) and "is code" in str(said.exception)
+
+
+def test_the_command_line_takes_a_model_and_data_of_the_users_own(
+    owners: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = "--algorithm fedavg --clients 3 --split user --rounds 2 --l2 0 --quiet --output out"
+    sets = [text for k, v in OPTIONS.items() for text in ("--set", f"{k}={v}")]
+    own = ["--model", "owners:model", "--data", "owners:everyone"]
+    done = CliRunner().invoke(app, ["fed", "run", *options.split(), *own, *sets])
+    sys.modules.pop("owners", None)
+    assert done.exit_code == 0, done.exception
+    history = json.loads((tmp_path / "out" / "history.json").read_text())["history"]
+    problem = task(owners).whole_problem()
+    here = simulate(build("fedavg", **OPTIONS), problem, 2)
+    assert history[-1]["perplexity"] == here.history[-1]["perplexity"]
+    assert user_code.locate_code("owners:model") == f"{owners}:model"
+    assert os.getcwd() == str(tmp_path)
