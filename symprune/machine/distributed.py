@@ -7,6 +7,8 @@ and `engine.visit.shared_work` divides what is to be decided.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 
 Answer = TypeVar("Answer")
+_apart = False  # this process does something that the others do not
 
 
 def start(device: torch.device) -> torch.device:
@@ -36,19 +39,30 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within, this process is the only one: what it does there waits for no other."""
+    global _apart
+    before, _apart = _apart, True
+    try:
+        yield
+    finally:
+        _apart = before
+
+
 def is_first() -> bool:
     """Whether this is the process that speaks and writes, also before `start`."""
-    return (rank() if _running() else int(os.environ.get("RANK", "0"))) == 0
+    return (dist.get_rank() if _running() else int(os.environ.get("RANK", "0"))) == 0
 
 
 def size() -> int:
     """How many processes there are."""
-    return dist.get_world_size() if _running() else 1
+    return dist.get_world_size() if _running() and not _apart else 1
 
 
 def rank() -> int:
     """Which of them this is; 0 writes the files."""
-    return dist.get_rank() if _running() else 0
+    return dist.get_rank() if _running() and not _apart else 0
 
 
 def _running() -> bool:

@@ -17,8 +17,18 @@ from symprune import Recipe
 from symprune.jobs import pruning
 from symprune.machine import distributed
 
-# Steps that rest on Gram matrices, and where these are kept.
+SAMPLES = 11  # two or three processes cannot share them evenly
+
+# What is done, and where Gram matrices are kept for it. Of 5 samples one is held out: not every
+# process has one.
 WAYS: dict[str, tuple[Recipe, str]] = {
+    "mask alone": (Recipe("symwanda"), "auto"),
+    "nearest int4": (
+        Recipe("symwanda", values={"name": "int4", "solve": "nearest"}, values_head="int8"),
+        "auto",
+    ),
+    "owl": (Recipe("wanda", update="lsq", allocate="owl", nsamples=5), "auto"),
+    "search": (Recipe("wanda", allocate={"name": "search", "windows": 3}, nsamples=5), "auto"),
     "balanced": (Recipe.named("balanced"), "auto"),
     "swap and lsq": (Recipe("symwanda", refine="swap", update="lsq"), "disk"),
     "sparsegpt": (Recipe("wanda", update="sparsegpt"), "auto"),
@@ -34,9 +44,9 @@ WAYS: dict[str, tuple[Recipe, str]] = {
 
 
 def prune(model: Path, text: str, output: Path, name: str) -> None:
-    """Eleven samples: two or three processes cannot share them evenly."""
     recipe, gram_device = WAYS[name]
-    recipe = replace(recipe, calibration=text, nsamples=11, seqlen=32)
+    samples = min(recipe.nsamples, SAMPLES)
+    recipe = replace(recipe, calibration=text, nsamples=samples, seqlen=32)
     pruning.prune(
         pruning.Job(
             str(model), recipe, output / name, "auto", "cpu", False, gram_device=gram_device

@@ -22,7 +22,7 @@ from symprune.engine.forward import Activations
 from symprune.engine.text.self_written import AT_ONCE
 from symprune.engine.visit.groups import order_kinds
 from symprune.jobs.estimate.work import Pace
-from symprune.machine import compute
+from symprune.machine import compute, distributed
 from symprune.models.layout import Layout, device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
@@ -85,7 +85,7 @@ def time_block(
     nothing but the decisions is timed. head: whether the model's head is needed at all."""
     check_supported(getattr(place.model, "config", None))
     stopwatch = _Stopwatch(clock, place.at)
-    with forward.ready(place.model):
+    with distributed.alone(), forward.ready(place.model):
         activations, single, first = None, list[Activations](), Pace()
         if tokens is not None:
             activations, single, first = _time_around(place, tokens[:WINDOWS], head, stopwatch)

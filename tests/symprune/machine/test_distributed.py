@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import families
 import pytest
@@ -54,27 +53,18 @@ def assert_same_files(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
-ON_A_GRID = {"values": {"name": "int4", "solve": "nearest"}, "values_head": "int8"}
-
-
-@pytest.mark.parametrize(
-    ("family", "values"), [("smollm", {}), ("mixtral", {}), ("mixtral", ON_A_GRID)]
-)
-def test_two_processes_make_the_files_of_one(
-    family: str, values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_launcher_s_processes_make_the_files_of_one(tmp_path: Path) -> None:
     """To the byte: each sample is summed alone, and the sum over samples is exact in any order."""
-    families.model(family).save_pretrained(tmp_path / "dense")
+    families.model().save_pretrained(tmp_path / "dense")
     families.tokenizer().save_pretrained(tmp_path / "dense")
     log = tmp_path / "log.jsonl"
-    asked = ["--values", "int4", "--values-solve", "nearest", "--values-head", "int8"]
     done = launch(
         "prune", "--model", tmp_path / "dense", "--method", "symwanda", "-o", tmp_path / "two",
-        "--log", log, *OPTIONS, *(asked if values else []),
+        "--log", log, *OPTIONS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Saved to") == 1
-    recipe = Recipe(method="symwanda", calibration=__file__, nsamples=5, seqlen=32, **values)
+    recipe = Recipe(method="symwanda", calibration=__file__, nsamples=5, seqlen=32)
     one = pruning.Job(
         str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", True, __file__, 3
     )
@@ -84,45 +74,11 @@ def test_two_processes_make_the_files_of_one(
     assert {line["of"] for line in lines if line["stage"] == "collect"} == {3}
 
 
-def test_two_processes_watch_one_held_out_sample_and_share_the_look_at_the_dense_model(
-    tmp_path: Path,
-) -> None:
-    """One of them has no held-out sample: both must still add up together."""
-    families.model().save_pretrained(tmp_path / "dense")
-    families.tokenizer().save_pretrained(tmp_path / "dense")
-    steps = ["--method", "wanda", "--update", "lsq", "--allocate", "owl", "--no-eval"]
-    done = launch("prune", "--model", tmp_path / "dense", *steps, "-o", tmp_path / "two", *OPTIONS)
-    assert done.returncode == 0, done.stderr
-    recipe = Recipe(
-        method="wanda", update="lsq", allocate="owl", calibration=__file__, nsamples=5, seqlen=32
-    )
-    one = pruning.Job(str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", False)
-    pruning.prune(one)
-    assert_same_files(tmp_path / "one", tmp_path / "two")
-
-
-def test_two_processes_share_three_windows_and_choose_the_same_allocation(tmp_path: Path) -> None:
-    families.model().save_pretrained(tmp_path / "dense")
-    families.tokenizer().save_pretrained(tmp_path / "dense")
-    recipe = Recipe(
-        method="wanda", allocate={"name": "search", "windows": 3}, calibration=__file__,
-        nsamples=5, seqlen=32,
-    )  # fmt: skip
-    recipe.save(tmp_path / "recipe.yaml")
-    settings = ("--recipe", tmp_path / "recipe.yaml", "--no-eval", "--device", "cpu")
-    done = launch("prune", "--model", tmp_path / "dense", *settings, "-o", tmp_path / "two")
-    assert done.returncode == 0, done.stderr
-    one = pruning.Job(str(tmp_path / "dense"), recipe, tmp_path / "one", "auto", "cpu", False)
-    record = pruning.prune(one)
-    assert record["allocation"]["windows"] == 3 and len(record["allocation"]["divergence"]) > 4
-    assert_same_files(tmp_path / "one", tmp_path / "two")
-
-
 @pytest.mark.parametrize(("family", "count"), [("smollm", 3), ("mixtral", 2)])
-def test_processes_make_the_files_of_one_where_gram_matrices_decide(
+def test_processes_make_the_files_of_one_whatever_they_share(
     family: str, count: int, tmp_path: Path
 ) -> None:
-    """To the byte: their sums are exact as well."""
+    """To the byte: sums of Gram matrices are exact as well, and a search finds the same."""
     dense = tmp_path / "dense"
     families.model(family).save_pretrained(dense)
     families.tokenizer().save_pretrained(dense)
@@ -139,6 +95,8 @@ def test_processes_make_the_files_of_one_where_gram_matrices_decide(
         several_processes.prune(dense, __file__, tmp_path / "one", name)
         assert_same_files(tmp_path / "one" / name, tmp_path / "several" / name)
     torch.set_num_threads(threads)
+    found = json.loads((tmp_path / "one" / "search" / "symprune.json").read_text())["allocation"]
+    assert found["windows"] == 3 and len(found["divergence"]) > 4
 
 
 def test_more_processes_than_samples_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
