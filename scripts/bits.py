@@ -24,6 +24,7 @@ from symprune.checkpoint.load import load_with_tokenizer
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.engine.blocks import Blocks
+from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.jobs.sweep import append_result, read_results
 from symprune.models.layout import Layout, find_layout
@@ -31,6 +32,7 @@ from symprune.values.bits import packed_bits
 from symprune.values.grid import GRIDS
 
 FLOAT_BITS = 16
+TRAINED = "trained"
 RESULT = {"key": str, "test": float, "valid": float}
 SERIES = {  # label -> amount and solve, colour, marker
     "all kept, nearest": ("0", "nearest", "#b9b9b4", "o"),
@@ -41,12 +43,18 @@ SERIES = {  # label -> amount and solve, colour, marker
     "60 % removed": ("60", "descent", "#eb6834", "^"),
     "70 % removed": ("70", "descent", "#9b4dca", "s"),
     "2:4": ("2:4", "descent", "#d4a017", "P"),
+    "all kept, blocks trained": ("0", TRAINED, "#1c1c1a", "*"),
+    "50 % removed, blocks trained": ("50", TRAINED, "#2a78d6", "*"),
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model to make: how much goes, on which grid (`bf16`: none), and how it gets there."""
+    """One model to make: how much goes, on which grid (`bf16`: none), and how it gets there.
+
+    A solve `trained` is `descent`, after which blocks are trained through the rounding, on windows
+    of the dense model's own, too.
+    """
 
     amount: str
     values: str
@@ -61,8 +69,12 @@ class Cell:
         amount = {"pattern": self.amount} if ":" in self.amount else {
             "sparsity": int(self.amount) / 100
         }  # fmt: skip
-        values = None if self.values == "bf16" else {"name": self.values, "solve": self.solve}
+        solve = "descent" if self.solve == TRAINED else self.solve
+        values = None if self.values == "bf16" else {"name": self.values, "solve": solve}
         start = Recipe.named("balanced").with_changes(**amount)
+        if self.solve == TRAINED:
+            best = Recipe.named("best")
+            start = start.with_changes(reconstruct=best.reconstruct, self_samples=best.self_samples)
         return start.with_changes(values=values, seed=self.seed, **text)
 
 
@@ -74,6 +86,10 @@ OTHERS = (
     *(Cell(amount, each) for each in ("bf16", "int4", "int8") for amount in ("60", "70", "2:4")),
     Cell("50", "bf16"), Cell("50", "int8"),
     *(Cell("50", "int4", solve) for solve in ("nearest", "gptq")),
+)  # fmt: skip
+FITTED = (
+    Cell("50", "int4", TRAINED), Cell("0", "int3", TRAINED), Cell("50", "int3", TRAINED),
+    Cell("0", "int2", TRAINED), Cell("50", "int2", TRAINED), Cell("0", "int4", TRAINED),
 )  # fmt: skip
 
 
@@ -106,7 +122,7 @@ def draw(rows: dict[Cell, list[dict[str, Any]]], dense: float, path: Path) -> No
         if not points:
             continue
         x, y = [p[0] for p in points], [mean(p[1]) for p in points]
-        style = "-" if amount != "0" or solve == "descent" else "--"
+        style = {"descent": "-", TRAINED: "-."}.get(solve, "--")
         axis.plot(x, y, style, marker=marker, color=colour, label=label, markersize=5, lw=1.4)
     axis.axhline(dense, color="#83837e", lw=0.8, ls=":")
     axis.annotate(f"dense {dense:.1f}", (16, dense), va="bottom", ha="right", fontsize=8)
@@ -128,7 +144,7 @@ def draw(rows: dict[Cell, list[dict[str, Any]]], dense: float, path: Path) -> No
 def main(
     model: o.Model,
     valid_data: Annotated[str, typer.Option(help="Text that choices may be made on.")],
-    cells: Annotated[str, typer.Option(help="all, main or none.")] = "all",
+    cells: Annotated[str, typer.Option(help="all, main, trained or none.")] = "all",
     amounts: Annotated[str, typer.Option(help="Only these.")] = "0,30,50,60,70,2:4",
     seeds: Annotated[int, typer.Option(help="For the main rows.")] = 3,
     calibration_data: Annotated[str, typer.Option("--calibration")] = "c4",
@@ -141,8 +157,11 @@ def main(
 ) -> None:
     """Measure perplexity against honest bits."""
     text = {"calibration": calibration_data, "nsamples": nsamples, "seqlen": seqlen, "bos": "never"}
-    wanted = [*MAIN, *(OTHERS if cells == "all" else ())] if cells != "none" else []
-    more = range(1, seeds if cells != "none" else 0)
+    groups = {"all": (*MAIN, *OTHERS, *FITTED), "main": MAIN, "trained": FITTED, "none": ()}
+    if cells not in groups:
+        raise SympruneError(f"There are no cells {cells!r}; choose {', '.join(groups)}.")
+    wanted = list(groups[cells])
+    more = range(1, seeds if cells in ("all", "main") else 1)
     wanted += [Cell(c.amount, c.values, c.solve, seed) for c in MAIN for seed in more]
     wanted = [cell for cell in wanted if cell.amount in amounts.split(",")]
     done = read_results(output, RESULT)
@@ -150,7 +169,7 @@ def main(
         _run(model, wanted, text, (eval_data, valid_data), eval_windows, output)
         done = read_results(output, RESULT)
     rows: dict[Cell, list[dict[str, Any]]] = {}
-    for cell in (*MAIN, *OTHERS):
+    for cell in (*MAIN, *OTHERS, *FITTED):
         every = [Cell(cell.amount, cell.values, cell.solve, seed).key for seed in range(seeds)]
         found = [done[key] for key in every if key in done]
         if found:
