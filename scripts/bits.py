@@ -9,7 +9,6 @@ table and one picture; runs resume, finished cells are kept, and `--cells none` 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,16 +17,14 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.table import Table
+from trials import Trials
 
-from symprune import MaskSet, Recipe, calibration, prune
-from symprune.checkpoint.load import load_with_tokenizer
+from symprune import MaskSet, Recipe
 from symprune.cli import console
 from symprune.cli import options as o
-from symprune.engine.blocks import Blocks
 from symprune.errors import SympruneError
-from symprune.eval.perplexity import perplexity
 from symprune.jobs.sweep import append_result, read_results
-from symprune.models.layout import Layout, find_layout
+from symprune.models.layout import Layout
 from symprune.values.bits import packed_bits
 from symprune.values.grid import GRIDS
 
@@ -101,10 +98,6 @@ def honest_bits(layout: Layout, masks: MaskSet, values: str) -> float:
         bits += packed_bits(keep, FLOAT_BITS, GRIDS.get(values))
         weights += keep.numel()
     return bits / weights
-
-
-def measure(model: Any, texts: dict[str, Any], seqlen: int, windows: int | None) -> dict[str, Any]:
-    return {name: perplexity(model, ids, seqlen, windows).perplexity for name, ids in texts.items()}
 
 
 def draw(rows: dict[Cell, list[dict[str, Any]]], dense: float, path: Path) -> None:
@@ -188,7 +181,6 @@ def main(
     draw(rows, done["dense"]["test"], picture)
 
 
-@torch.no_grad()
 def _run(
     name: str,
     cells: list[Cell],
@@ -198,34 +190,22 @@ def _run(
     output: Path,
 ) -> None:
     console.prepare_libraries()
-    model, tokenizer = load_with_tokenizer(name)
-    layout, seqlen = find_layout(model), text["seqlen"]
-    dense = [(m.parameter, m.parameter.detach().clone()) for m in layout.all_matrices()]
-    texts = {
-        kind: calibration.encode(tokenizer, calibration.text(source, "test"))
-        for kind, source in zip(("test", "valid"), data, strict=True)
-    }
+    texts = dict(zip(("test", "valid"), data, strict=True))
+    trials = Trials(name, texts, text["seqlen"], windows, stored=torch.bfloat16)
     if "dense" not in read_results(output, RESULT):
-        append_result(output, {"key": "dense", **measure(model, texts, seqlen, windows)})
+        append_result(output, {"key": "dense", **trials.measure()})
     for number, cell in enumerate(cells):
         if cell.key in read_results(output, RESULT):
             continue
         console.out.print(f"{number + 1}/{len(cells)} {cell.key}")
-        recipe, start = cell.recipe(text), time.perf_counter()
-        tokens = calibration.calibration_tokens(
-            recipe.calibration, tokenizer, recipe.nsamples, seqlen, recipe.seed
-        )
-        report = prune(model, tokens, recipe, blocks=Blocks(layout, stored=torch.bfloat16))
-        seconds = time.perf_counter() - start
-        result = {
-            "key": cell.key,
-            "bits": honest_bits(layout, report.masks, cell.values),
-            **measure(model, texts, seqlen, windows),
-            "seconds": round(seconds, 1),
-        }
+        with trials.pruned(cell.recipe(text)) as trial:
+            result = {
+                "key": cell.key,
+                "bits": honest_bits(trials.layout, trial.report.masks, cell.values),
+                **trial.perplexities,
+                "seconds": round(trial.seconds, 1),
+            }
         append_result(output, result)
-        for parameter, values in dense:
-            parameter.copy_(values)
 
 
 if __name__ == "__main__":
