@@ -15,6 +15,7 @@ from symprune.allocate.atp import atp
 from symprune.allocate.budget import Layer, equal_shares
 from symprune.allocate.lsa import LSA, lsa
 from symprune.allocate.owl import OWL, owl
+from symprune.errors import SympruneError
 from symprune.stats import ChannelStats
 from symprune.validation import check_positive
 
@@ -30,16 +31,25 @@ class Search:
     tried on windows that nothing else is decided on, the best is taken.
 
     A candidate is tried by Wanda's mask on the dense model's statistics, and judged by how far the
-    predictions are from the dense model's. windows: how many are predicted.
+    predictions are from the dense model's. windows: how many are predicted. share: of what a
+    candidate takes from every matrix, how much is gone in the trial. Wanda's mask alone does more
+    harm than a recipe that re-fits what stays, and of models without any sense the best is chance.
     """
 
     name: ClassVar[str] = "search"
     needs: ClassVar[frozenset[str]] = OWL.needs | LSA.needs
     looks_at_outputs: ClassVar[bool] = False
     windows: int = 8
+    share: float = 0.75
 
     def __post_init__(self) -> None:
-        check_positive(windows=self.windows)
+        check_positive(windows=self.windows, share=self.share)
+        if self.share > 1:
+            raise SympruneError(f"share is at most 1, not {self.share:g}.")
+
+    def milder(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """What is gone of every matrix in a candidate's trial."""
+        return {name: round(self.share * count) for name, count in counts.items()}
 
     def measure(
         self,

@@ -117,8 +117,7 @@ class StreamedModel:
         try:
             self._load(source, wanted, self.device)
             if tied:
-                missing = set(self.model.state_dict()) - set(self.names.sources)
-                self.model.tie_weights(missing_keys=missing, recompute_mapping=False)
+                self._tie_around()
             for name in self._names_around():
                 if head or tied or not name.startswith(self._head()):
                     self._check_there(name)
@@ -186,6 +185,18 @@ class StreamedModel:
         for name in [name for name, _ in self.model.named_parameters()]:
             self._check_there(name)
         return self.model
+
+    def _tie_around(self) -> None:
+        """Share what is tied outside of the blocks; of those that share weights one may be there
+        and another not."""
+        tied, inside = self.model.all_tied_weights_keys, f"{self.layout.prefix}."
+        missing = set(self.model.state_dict()) - set(self.names.sources)
+        around = {name: of for name, of in tied.items() if not name.startswith(inside)}
+        self.model.all_tied_weights_keys = around
+        try:
+            self.model.tie_weights(missing_keys=missing, recompute_mapping=False)
+        finally:
+            self.model.all_tied_weights_keys = tied
 
     def _names_in(self, prefix: str) -> list[str]:
         named = self.model.named_parameters(remove_duplicate=False)

@@ -179,24 +179,36 @@ def logits(
     positions: range | None = None,
 ) -> Tensor:
     """What the model makes of one sample's hidden states behind the last block, at some positions
-    or all.
+    or all."""
+    last = activations.of(range(sample, sample + 1))
+    return predict(layout, tokens, last, activations.blocks_return_tuples, positions)
+
+
+def predict(
+    layout: Layout,
+    tokens: Tensor,
+    last: Tensor,
+    blocks_return_tuples: bool,
+    positions: range | None = None,
+) -> Tensor:
+    """The logits that belong to a sample's hidden states `last`; gradients pass.
 
     The model's own forward runs, with every block passed over and the last giving those states.
     Positions that are not asked for are not computed, if the model can leave them out.
     """
-    last, passed = activations.of(range(sample, sample + 1)), 0
+    passed = 0
 
     def pass_over(*args: Any, **kwargs: Any) -> Any:
         nonlocal passed
         passed += 1
         given = _split(args, kwargs)[0]
         out = last.to(given.device) if passed == len(layout.blocks) else given
-        return (out, None) if activations.blocks_return_tuples else out
+        return (out, None) if blocks_return_tuples else out
 
     stand_ins = dict.fromkeys(layout.blocks, pass_over)
     if positions is None:
         return _forward(layout, tokens, stand_ins).logits
-    wanted = torch.arange(positions.start, positions.stop)
+    wanted = torch.arange(positions.start, positions.stop, positions.step)
     if KEEP not in inspect.signature(layout.model.forward).parameters:
         return _forward(layout, tokens, stand_ins).logits[:, wanted]
     return _forward(layout, tokens, stand_ins, **{KEEP: wanted}).logits

@@ -3,7 +3,7 @@
 Beside the hidden states of the pruned model go those of the dense one: what a block makes of them
 while it is still dense is what the pruned block is to make of its own inputs. By parts, attention
 is trained first, on the states in the middle of the block, and the MLP behind it on the block's
-outputs.
+outputs. The last block is then trained on what the head predicts from it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from symprune.engine import decide
 from symprune.engine.blocks import PrunedBlock
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.middle import Middle, find_middle
+from symprune.engine.predictions import Predictions, frozen
 from symprune.engine.report import LayerReport, Report
 from symprune.errors import SympruneError
 from symprune.machine import distributed, host, memory
-from symprune.models.layout import device_of
+from symprune.models.layout import Layout, device_of
 from symprune.models.matrices import Matrix
 from symprune.recipe import Recipe
 from symprune.reconstruct.fit import (
     BlockReconstruction,
     Fitted,
+    Loss,
     Problem,
     Run,
     fit,
@@ -41,6 +43,7 @@ from symprune.values.grid import fetch
 COPIES = 5  # of a weight in fp32: itself, its gradient, Adam's two moments, the best so far
 ROUNDED = 4  # more of one on a grid: before it was rounded, as it is, its gradient, how far it went
 BEFORE, AFTER = "block_error_base", "block_error"
+APART, NEARER = "divergence_base", "divergence"
 
 
 def check_processes(recipe: Recipe) -> None:
@@ -87,15 +90,15 @@ class Reconstruction:
     """
 
     def __init__(
-        self, dense: Activations, recipe: Recipe, watching: int | None, prefix: str
+        self, dense: Activations, recipe: Recipe, watching: int | None, prefix: str, tokens: Tensor
     ) -> None:
-        """prefix: the name of the list that holds the blocks."""
+        """prefix: the name of the list that holds the blocks. tokens: the samples."""
         assert recipe.reconstruction is not None
         self.options: BlockReconstruction = recipe.reconstruction
         self.seed = recipe.seed
         self.copies = COPIES + (ROUNDED if recipe.rounding is not None else 0)
         self.prefix = prefix
-        self.dense = dense
+        self.dense, self.tokens = dense, tokens
         count = len(dense)
         self.watching = watching or max(1, count // 8)
         if count <= self.watching:
@@ -173,21 +176,46 @@ class Reconstruction:
                 epochs = self._fit(index, block, pruned, some, problem, name, tick).epochs
         return Fitted(before, watch_error(whole, watching), epochs)
 
+    def fit_predictions(
+        self,
+        layout: Layout,
+        index: int,
+        block: nn.Module,
+        found: list[Matrix],
+        pruned: PrunedBlock,
+        activations: Activations,
+        layers: list[LayerReport],
+        stored: torch.dtype | None,
+        tick: Tick = lambda _: None,
+    ) -> Fitted | None:
+        """Train the last block, whose outputs were trained on already, on what the head, which is
+        there, predicts from them."""
+        trained = self._select(found, pruned, layers, stored, self._start_of(index))
+        if not trained:
+            return None
+        run = self._runner(index, block, activations)
+        head = layout.model.get_output_embeddings().weight  # type: ignore[operator,union-attr]
+        problem = Predictions(layout, self.tokens, run, self.dense, len(head))
+        options = self.options.for_predictions()
+        with frozen(layout.model):
+            return self._fit(index, block, pruned, trained, problem, "predictions", tick, options)
+
     def _fit(
         self,
         index: int,
         block: nn.Module,
         pruned: PrunedBlock,
         trained: dict[str, Weights],
-        problem: Problem,
+        problem: Loss,
         name: str,
         tick: Tick,
+        options: BlockReconstruction | None = None,
     ) -> Fitted:
         """Train some of the weights; what is better than before goes into the block."""
         count = len(self.dense) - self.watching
         drawn = f"{self._start_of(index)} reconstruction" + (f" {name}" if name else "")
         fitted = fit(
-            trained, problem, range(count), range(count, len(self.dense)), self.options,
+            trained, problem, range(count), range(count, len(self.dense)), options or self.options,
             decide.generator_for(self.seed, drawn), tick,
         )  # fmt: skip
         parameters = dict(block.named_parameters())
@@ -287,9 +315,17 @@ class Reconstruction:
 
 def add_figures(report: Report, first: int, fitted: Fitted | None) -> None:
     """The error of a block goes to each of its matrices, from the one numbered `first` on."""
-    if fitted is None:
-        return
-    figures = {BEFORE: fitted.before**0.5, AFTER: fitted.after**0.5}
+    if fitted is not None:
+        _add(report, first, {BEFORE: fitted.before**0.5, AFTER: fitted.after**0.5})
+
+
+def add_divergence(report: Report, first: int, fitted: Fitted | None) -> None:
+    """The last block's: how far its predictions are from the dense model's, in nats a token."""
+    if fitted is not None:
+        _add(report, first, {APART: fitted.before, NEARER: fitted.after})
+
+
+def _add(report: Report, first: int, figures: dict[str, float]) -> None:
     for number in range(first, len(report.layers)):
         layer = report.layers[number]
         report.layers[number] = replace(layer, figures={**layer.figures, **figures})
@@ -302,7 +338,14 @@ def summary(layers: list[LayerReport]) -> list[str]:
         return []
     better = sum(after < before for before, after in blocks)
     gain = median(1 - after / before if before > 0 else 0.0 for before, after in blocks)
-    return [
+    said = [
         f"Reconstruction lowered the error of {better} of {len(blocks)} blocks on held-out tokens, "
         f"in the median by {100 * gain:.0f} %."
     ]
+    ends = [f for f in (layer.figures for layer in layers) if APART in f]
+    if ends and ends[-1][NEARER] < ends[-1][APART]:
+        said.append(
+            "Trained on the dense model's predictions, the last block brought held-out ones from "
+            f"{ends[-1][APART]:.3g} to {ends[-1][NEARER]:.3g} nats a token."
+        )
+    return said

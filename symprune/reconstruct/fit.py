@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from symprune.validation import check_choice, check_not_negative, check_positive
 
 Run = Callable[[Mapping[str, Tensor], int], Tensor]
 INPUTS = ("pruned", "dense")
+LAST = ("predictions", "outputs")
 USUAL = 4  # median updates at which a token's error counts half
 BETAS = (0.9, 0.95)
 PATIENCE = 0.75  # of all epochs, in a row, that bring nothing: the last, slow ones bring most
@@ -35,7 +36,9 @@ class BlockReconstruction:
     epochs: passes over the calibration windows, at most. rate: of Adam at the start, relative to
     the size of a kept weight; it falls to zero along a cosine. scale_rate: the same for the scales
     of values on a grid. batch: windows to a step. inputs: of the block, from the `pruned` blocks
-    before it or from the `dense` ones; the targets are the dense model's either way.
+    before it or from the `dense` ones; the targets are the dense model's either way. last: what the
+    last block is trained on after its outputs: the `predictions` the head makes of them, at
+    `last_rate` instead of `rate`, or nothing else (`outputs`).
     """
 
     name: ClassVar[str] = "block"
@@ -45,11 +48,20 @@ class BlockReconstruction:
     scale_rate: float = 0.005
     batch: int = 1
     inputs: str = "pruned"
+    last: str = "predictions"
+    last_rate: float = 0.003
 
     def __post_init__(self) -> None:
         check_positive(epochs=self.epochs, rate=self.rate, batch=self.batch)
+        check_positive(last_rate=self.last_rate)
         check_not_negative(scale_rate=self.scale_rate)
         check_choice("inputs", self.inputs, INPUTS)
+        check_choice("last", self.last, LAST)
+
+    def for_predictions(self) -> BlockReconstruction:
+        """The same at the rate of the last block's predictions; scales slow down alike."""
+        slower = self.scale_rate * self.last_rate / self.rate
+        return replace(self, rate=self.last_rate, scale_rate=slower)
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,13 @@ class PartReconstruction(BlockReconstruction):
 
     name: ClassVar[str] = "part"
     by_parts: ClassVar[bool] = True
+
+
+class Loss(Protocol):
+    """What a fit makes small."""
+
+    def loss(self, weights: Mapping[str, Tensor], sample: int) -> Tensor:
+        """The error of one sample with these weights."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,7 @@ def importance_of(sizes: Tensor) -> Tensor:
 @torch.enable_grad()
 def fit(
     trained: Mapping[str, Weights],
-    problem: Problem,
+    problem: Loss,
     fitting: Sequence[int],
     watching: Sequence[int],
     options: BlockReconstruction,
@@ -135,7 +154,7 @@ def fit(
 
 
 def _descend(
-    trained: Mapping[str, Weights], problem: Problem, samples: list[int], adam: torch.optim.Adam
+    trained: Mapping[str, Weights], problem: Loss, samples: list[int], adam: torch.optim.Adam
 ) -> None:
     """One step of Adam on the error of some samples, one after the other."""
     adam.zero_grad()
@@ -146,7 +165,7 @@ def _descend(
     adam.step()
 
 
-def _watch(trained: Mapping[str, Weights], problem: Problem, samples: Sequence[int]) -> float:
+def _watch(trained: Mapping[str, Weights], problem: Loss, samples: Sequence[int]) -> float:
     """The mean error of samples with the weights as they would be written."""
     weights = {name: part.written() for name, part in trained.items()}
     return watch_error(problem, samples, weights)
@@ -154,7 +173,7 @@ def _watch(trained: Mapping[str, Weights], problem: Problem, samples: Sequence[i
 
 @torch.no_grad()
 def watch_error(
-    problem: Problem, samples: Sequence[int], weights: Mapping[str, Tensor] | None = None
+    problem: Loss, samples: Sequence[int], weights: Mapping[str, Tensor] | None = None
 ) -> float:
     """The mean error of samples, with the block's own weights or others."""
     errors = host.bring([problem.loss(weights or {}, sample) for sample in samples])

@@ -87,7 +87,8 @@ def divide_budget(
     tried = candidates(layers, sparsity)
     if len(tried) == 1:
         return Division(tried[UNIFORM], UNIFORM)
-    divergence = Trial(layout, blocks, tried, norms, recipe.group).run(windows, watch, tell)
+    milder = {name: chosen.milder(counts) for name, counts in tried.items()}
+    divergence = Trial(layout, blocks, milder, norms, recipe.group).run(windows, watch, tell)
     best = choose(divergence)
     return Division(tried[best], best, divergence)
 

@@ -15,7 +15,7 @@ from symprune.engine.blocks import Blocks, PrunedBlock
 from symprune.engine.collect import Collector, Take
 from symprune.engine.forward import Activations, Tick, Watch
 from symprune.engine.permute.inside import Ordered
-from symprune.engine.reconstruct import add_figures
+from symprune.engine.reconstruct import add_divergence, add_figures
 from symprune.engine.reduce import check_gram_memory, measure
 from symprune.engine.report import Report
 from symprune.engine.visit.dense_side import DenseSide, comparable
@@ -193,12 +193,17 @@ class Visit:
         rebuilt, leading, report = self.streams.rebuilt, self.streams.leading, self.report
         assert rebuilt is not None and leading is not None
         steps, count = rebuilt.steps, len(self.blocks)
+
+        def tick(number: int) -> None:
+            self.watch("reconstruct", index, count, number, steps, "")
+
+        given = (index, block, found, pruned, leading, report.layers[before:], self.plan.stored)
         with self._time("reconstruct"):
-            fitted = rebuilt.fit(
-                index, block, found, pruned, leading, report.layers[before:], self.plan.stored,
-                lambda number: self.watch("reconstruct", index, count, number, steps, ""),
-            )  # fmt: skip
-            add_figures(report, before, fitted)
+            add_figures(report, before, rebuilt.fit(*given, tick))
+            if index + 1 == count and rebuilt.options.last == "predictions":
+                with self.blocks.head():
+                    ended = rebuilt.fit_predictions(self.blocks.layout, *given, tick)
+                add_divergence(report, before, ended)
 
     def _ticker(self, stage: str, index: int) -> Tick:
         stream, count = self.streams.leading, len(self.blocks)

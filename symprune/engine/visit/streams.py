@@ -43,7 +43,7 @@ class Streams:
             first, made.dense = blocks.begin(tokens, report, tick, pass_by)
         if recipe.reconstruction is not None and made.dense is not None:
             prefix = blocks.layout.prefix
-            made.rebuilt = Reconstruction(made.dense, recipe, plan.held_out, prefix)
+            made.rebuilt = Reconstruction(made.dense, recipe, plan.held_out, prefix, tokens)
         return first, made
 
     @property

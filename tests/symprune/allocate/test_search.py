@@ -16,7 +16,7 @@ from torch import Tensor
 import symprune
 from symprune import Recipe, masks
 from symprune.allocate.budget import Layer
-from symprune.allocate.search import UNIFORM, candidates, choose
+from symprune.allocate.search import UNIFORM, Search, candidates, choose
 from symprune.calibration import held_out_tokens
 from symprune.engine import forward
 from symprune.engine.allocation.divide import divide_budget
@@ -53,6 +53,14 @@ LAYERS = [
 
 
 # What is tried
+
+
+def test_a_trial_takes_a_share_of_what_a_candidate_does() -> None:
+    assert Search().milder({"a": 400, "b": 10, "c": 0}) == {"a": 300, "b": 8, "c": 0}
+    assert Search(share=1).milder({"a": 401}) == {"a": 401}
+    for share in (0, -1, 1.01):
+        with pytest.raises(SympruneError, match="share"):
+            Search(share=share)
 
 
 def test_every_candidate_loses_the_same_and_equal_shares_are_among_them() -> None:
@@ -157,7 +165,8 @@ def half_empty() -> Any:
 
 
 def test_where_equal_shares_are_best_they_are_chosen_and_nothing_else_changes() -> None:
-    recipe = SEARCH.with_changes(update="lsq")
+    whole = {**(SEARCH.allocate or {}), "share": 1}
+    recipe = SEARCH.with_changes(update="lsq", allocate=whole)
     tried, plain = half_empty(), half_empty()
     report, without = prune(tried, recipe), prune(plain, recipe.with_changes(allocate=None))
     found = report.allocation
