@@ -234,8 +234,13 @@ class Recipe:
     @property
     def permuted_parts(self) -> tuple[str, ...]:
         """Whose channels are put into another order, if the model's structure allows it."""
-        nothing = self.pattern is None or (self.permute == AUTO and self.by_groups)
+        nothing = self.pattern is None or self.leaves_order
         return () if nothing else choose_parts(self.permute)
+
+    @property
+    def leaves_order(self) -> bool:
+        """Whether channels that could be permuted are not, since groups are measured apart."""
+        return self.permute == AUTO and self.pattern is not None and self.by_groups
 
     @property
     def fewer_experts(self) -> Drop | None:

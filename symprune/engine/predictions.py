@@ -33,6 +33,11 @@ class Predictions:
     dense: Activations
     vocabulary: int
 
+    @property
+    def scale(self) -> float:
+        """As if errors were added up over positions."""
+        return float(len(self._positions(0)))
+
     def loss(self, weights: Mapping[str, Tensor], sample: int) -> Tensor:
         """KL(dense || pruned), in nats a token, at positions of equal distance."""
         with torch.no_grad():

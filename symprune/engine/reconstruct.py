@@ -163,12 +163,13 @@ class Reconstruction:
         if not trained:
             return None
         pruned.unrounded.clear()
-        middle, whole = self.middle, self._problem(index, block, activations, self.outputs)
+        inputs, middle = self.inputs or activations, self.middle
+        whole = self._problem(index, block, inputs, self.outputs)
         if middle is None or self.halfway is None:
             return self._fit(index, block, pruned, trained, whole, "", tick)
         watching = range(len(self.dense) - self.watching, len(self.dense))
         before, epochs = watch_error(whole, watching), 0
-        part = self._problem(index, block, activations, self.halfway, middle)
+        part = self._problem(index, block, inputs, self.halfway, middle)
         for first, problem in ((True, part), (False, whole)):
             some = {name: own for name, own in trained.items() if middle.holds(name) is first}
             if some:
@@ -189,16 +190,21 @@ class Reconstruction:
         tick: Tick = lambda _: None,
     ) -> Fitted | None:
         """Train the last block, whose outputs were trained on already, on what the head, which is
-        there, predicts from them."""
+        there, predicts from them. activations: of the pruned model."""
         trained = self._select(found, pruned, layers, stored, self._start_of(index))
-        if not trained:
+        head = layout.model.get_output_embeddings()  # type: ignore[operator]
+        if not trained or head is None:
             return None
         run = self._runner(index, block, activations)
-        head = layout.model.get_output_embeddings().weight  # type: ignore[operator,union-attr]
-        problem = Predictions(layout, self.tokens, run, self.dense, len(head))
+        problem = Predictions(layout, self.tokens, run, self.dense, len(head.weight))
         options = self.options.for_predictions()
         with frozen(layout.model):
             return self._fit(index, block, pruned, trained, problem, "predictions", tick, options)
+
+    def watch_outputs(self, index: int, block: nn.Module, activations: Activations) -> float:
+        """The error of the block's outputs as it is now, where nobody trained on."""
+        problem = self._problem(index, block, self.inputs or activations, self.outputs)
+        return watch_error(problem, range(len(self.dense) - self.watching, len(self.dense)))
 
     def _fit(
         self,
@@ -247,11 +253,10 @@ class Reconstruction:
 
     def _runner(self, index: int, block: nn.Module, activations: Activations) -> Run:
         """run(weights, sample): the block's output with some weights in the place of its own."""
-        inputs = self.inputs or activations
         fixed = {name: parameter.detach() for name, parameter in block.named_parameters()}
 
         def run(weights: Mapping[str, Tensor], sample: int) -> Tensor:
-            return inputs.run(index, block, range(sample, sample + 1), {**fixed, **weights})
+            return activations.run(index, block, range(sample, sample + 1), {**fixed, **weights})
 
         return run
 
@@ -284,7 +289,7 @@ class Reconstruction:
 
     def check_memory(self, index: int, block: nn.Module, activations: Activations) -> str:
         """What a block's training takes, as a sentence; an error when it is too much."""
-        run, kept = self._runner(index, block, activations), dict[int, int]()
+        run, kept = self._runner(index, block, self.inputs or activations), dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
             """Several steps may keep one tensor."""

@@ -107,6 +107,10 @@ def prune(
     tokens, held_out, notes, found = read_tokens(model, data, held_out, recipe, needs, tell)
     report = Report(recipe, tokens.shape[1], notes=notes, bos=found)
     report.parameters = layout.weights
+    if recipe.leaves_order:
+        report.notes.append(
+            "No channel was permuted: sequential and targets measure a block group by group."
+        )
     windows, held_out, said = take_windows(recipe, tokens, held_out)
     report.notes += said
     if written is None:

@@ -74,7 +74,11 @@ class PartReconstruction(BlockReconstruction):
 
 
 class Loss(Protocol):
-    """What a fit makes small."""
+    """What a fit makes small. scale: what it is multiplied by on the way back, where 16-bit
+    gradients have room for no smaller numbers; Adam's steps do not depend on it."""
+
+    @property
+    def scale(self) -> float: ...
 
     def loss(self, weights: Mapping[str, Tensor], sample: int) -> Tensor:
         """The error of one sample with these weights."""
@@ -86,6 +90,7 @@ class Problem:
     of its own, target(sample) what it should be. importance, `[samples, ...]`, is what a token's
     squared error counts for, unit what a squared error is measured in."""
 
+    scale: ClassVar[float] = 1.0
     run: Run
     target: Callable[[int], Tensor]
     importance: Tensor
@@ -159,7 +164,8 @@ def _descend(
     """One step of Adam on the error of some samples, one after the other."""
     adam.zero_grad()
     for sample in samples:
-        problem.loss({name: part.made() for name, part in trained.items()}, sample).backward()
+        loss = problem.loss({name: part.made() for name, part in trained.items()}, sample)
+        (problem.scale * loss).backward()
     for part in trained.values():
         part.mask_gradient()
     adam.step()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -197,13 +197,20 @@ class Visit:
         def tick(number: int) -> None:
             self.watch("reconstruct", index, count, number, steps, "")
 
-        given = (index, block, found, pruned, leading, report.layers[before:], self.plan.stored)
+        known = (index, block, found, pruned)
+        layers, stored = report.layers[before:], self.plan.stored
         with self._time("reconstruct"):
-            add_figures(report, before, rebuilt.fit(*given, tick))
-            if index + 1 == count and rebuilt.options.last == "predictions":
+            fitted = rebuilt.fit(*known, leading, layers, stored, tick)
+            states = self.streams.pruned
+            if index + 1 == count and rebuilt.options.last == "predictions" and states is not None:
                 with self.blocks.head():
-                    ended = rebuilt.fit_predictions(self.blocks.layout, *given, tick)
+                    ended = rebuilt.fit_predictions(
+                        self.blocks.layout, *known, states, layers, stored, tick
+                    )
                 add_divergence(report, before, ended)
+                if fitted is not None:
+                    fitted = replace(fitted, after=rebuilt.watch_outputs(index, block, leading))
+            add_figures(report, before, fitted)
 
     def _ticker(self, stage: str, index: int) -> Tick:
         stream, count = self.streams.leading, len(self.blocks)

@@ -259,6 +259,18 @@ def test_auto_permutes_nothing_where_blocks_leave_something_for_others() -> None
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("way", [{"sequential": True}, {"targets": "dense", "update": "lsq"}])
+def test_auto_says_that_it_permutes_nothing_of_groups(way: dict[str, Any]) -> None:
+    plain, auto = families.model(), families.model()
+    recipe = INSIDE.with_changes(permute=None, **way)
+    given: dict[str, Any] = {"data": families.tokens(10), "held_out": families.tokens(2, seed=9)}
+    symprune.prune(plain, recipe=recipe, **given)
+    report = symprune.prune(auto, recipe=recipe.with_changes(permute="auto"), **given)
+    assert any("No channel was permuted" in note for note in report.notes)
+    for one, other in zip(plain.parameters(), auto.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_part_that_sees_is_not_left_behind() -> None:
     model = families.looking("llava")
     with pytest.raises(SympruneError, match="it has parts besides its blocks"):
