@@ -296,6 +296,12 @@ class Recipe:
         return self.inputs == "pruned" or (trained is not None and trained.inputs == "pruned")
 
     @property
+    def trains_predictions(self) -> bool:
+        """Whether the last block is trained on what the head predicts behind pruned blocks."""
+        trained = self.reconstruction
+        return trained is not None and trained.last == "predictions" and self.follows_pruned
+
+    @property
     def follows_dense(self) -> bool:
         """Whether the outputs of dense blocks are made use of."""
         needed = self.inputs == "dense" or self.targets != OWN

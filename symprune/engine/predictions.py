@@ -20,6 +20,7 @@ from symprune.models.layout import Layout
 from symprune.reconstruct.fit import Run
 
 PREDICTED = 2**23  # numbers that one step predicts: of a window it takes as many positions
+COPIES = 7  # of these numbers in fp32: logits, their logarithms and exponentials, the way back
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,18 @@ class Predictions:
     def _positions(self, sample: int) -> range:
         """Every so many, beginning elsewhere in each sample."""
         length = self.tokens.shape[1]
-        step = -(-length // max(1, min(length, PREDICTED // self.vocabulary)))
+        step = step_between(length, self.vocabulary)
         return range(sample % step, length, step)
+
+
+def step_between(length: int, vocabulary: int) -> int:
+    """Of how many positions of a window one is predicted."""
+    return -(-length // max(1, min(length, PREDICTED // vocabulary)))
+
+
+def size_of_predictions(length: int, vocabulary: int) -> int:
+    """Bytes of a window's predictions in training, with their way back."""
+    return COPIES * 4 * vocabulary * -(-length // step_between(length, vocabulary))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from symprune.engine import decide
 from symprune.engine.blocks import PrunedBlock
 from symprune.engine.forward import Activations, Tick
 from symprune.engine.middle import Middle, find_middle
-from symprune.engine.predictions import Predictions, frozen
+from symprune.engine.predictions import Predictions, frozen, size_of_predictions
 from symprune.engine.report import LayerReport, Report
 from symprune.errors import SympruneError
 from symprune.machine import distributed, host, memory
@@ -287,8 +287,11 @@ class Reconstruction:
                 trained[inside] = MaskedWeights(weight, keep, stored or weight.dtype)
         return trained
 
-    def check_memory(self, index: int, block: nn.Module, activations: Activations) -> str:
-        """What a block's training takes, as a sentence; an error when it is too much."""
+    def check_memory(
+        self, index: int, block: nn.Module, activations: Activations, words: int
+    ) -> str:
+        """What a block's training takes, as a sentence; an error when it is too much. words: of the
+        vocabulary, where the last block is trained to predict."""
         run, kept = self._runner(index, block, self.inputs or activations), dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
@@ -305,7 +308,8 @@ class Reconstruction:
         weights_size = self.copies * 4 * sum(p.numel() for p in block.parameters())
         states = self.dense.hidden.numel() * self.dense.hidden.element_size()
         states *= 1 + (self.options.inputs == "dense") + (self.halfway is not None)
-        needed, free = weights_size + back, memory.free(device_of(block))
+        learnt = size_of_predictions(self.tokens.shape[1], words) if words else 0
+        needed, free = weights_size + back + learnt, memory.free(device_of(block))
         if needed > free:
             raise SympruneError(
                 f"Training a block needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
@@ -315,6 +319,7 @@ class Reconstruction:
             f"Reconstruction: {weights_size / 1e6:,.0f} MB for a block's weights in training, "
             f"{back / 1e6:,.0f} MB for the way back of a window, {states / 1e6:,.0f} MB for the "
             "dense model's hidden states"
+            + (f", {learnt / 1e6:,.0f} MB for predictions at the end" if words else "")
         )
 
 

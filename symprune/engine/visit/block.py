@@ -182,7 +182,8 @@ class Visit:
         with ExitStack() as entered:
             with self._time("reconstruct"):
                 if index == self.first:
-                    self.tell(rebuilt.check_memory(index, block, leading))
+                    words = self._words if self.plan.recipe.trains_predictions else 0
+                    self.tell(rebuilt.check_memory(index, block, leading, words))
                 entered.enter_context(rebuilt.entered(index, block, found))
             yield
 
@@ -202,7 +203,7 @@ class Visit:
         with self._time("reconstruct"):
             fitted = rebuilt.fit(*known, leading, layers, stored, tick)
             states = self.streams.pruned
-            if index + 1 == count and rebuilt.options.last == "predictions" and states is not None:
+            if index + 1 == count and self.plan.recipe.trains_predictions and states is not None:
                 with self.blocks.head():
                     ended = rebuilt.fit_predictions(
                         self.blocks.layout, *known, states, layers, stored, tick
@@ -211,6 +212,12 @@ class Visit:
                 if fitted is not None:
                     fitted = replace(fitted, after=rebuilt.watch_outputs(index, block, leading))
             add_figures(report, before, fitted)
+
+    @property
+    def _words(self) -> int:
+        """How many the vocabulary has."""
+        embeddings = self.blocks.layout.model.get_input_embeddings()  # type: ignore[operator]
+        return len(embeddings.weight)  # type: ignore[union-attr]
 
     def _ticker(self, stage: str, index: int) -> Tick:
         stream, count = self.streams.leading, len(self.blocks)

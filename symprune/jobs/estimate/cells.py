@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from symprune import calibration
+from symprune.engine.predictions import step_between
 from symprune.engine.text.tokens import cap_seqlen, windows_to_try
 from symprune.jobs.estimate.forecast import Forecast
-from symprune.jobs.estimate.loaded import forecast_recipes
+from symprune.jobs.estimate.loaded import count_words, forecast_recipes
 from symprune.jobs.estimate.timed import InMemory
 from symprune.jobs.estimate.work import Work
 from symprune.jobs.sweep import Sweep, read_results
@@ -32,6 +33,7 @@ def forecast_sweep(
         held_out=max(1, tried, grid.nsamples // 8),
         windows=sum(windows),
         seqlen=seqlen,
+        predicted=1 / step_between(seqlen, count_words(sweep.model)),
         report_error=grid.report_error,
     )
     what = f"{len(recipes)} of {len(every)} cells to do"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -68,6 +69,11 @@ def forecast_recipes(
     )  # fmt: skip
 
 
+def count_words(model: Any) -> int:
+    """The tokens of its vocabulary."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
 def sizes_of(place: Place, timed: Timed, seqlen: int, held: int) -> Sizes:
     """Where the model is in memory, it is held already."""
     layout = place.layout
@@ -85,7 +91,7 @@ def sizes_of(place: Place, timed: Timed, seqlen: int, held: int) -> Sizes:
         weights=max(blocks),
         widths=timed.widths,
         way_back=timed.way_back,
-        vocabulary=int(embeddings.shape[0]),
+        vocabulary=count_words(place.model),
         seqlen=seqlen,
         held=held,
         most=memory.peak(),

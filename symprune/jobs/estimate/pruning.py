@@ -12,9 +12,10 @@ from torch import Tensor
 
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine.experts.mixtures import plan_drop
+from symprune.engine.predictions import step_between
 from symprune.engine.text.self_written import count_unwritten
 from symprune.jobs.estimate.forecast import Forecast, attempt
-from symprune.jobs.estimate.loaded import sizes_of
+from symprune.jobs.estimate.loaded import count_words, sizes_of
 from symprune.jobs.estimate.opening import Opened, choose_files, find_stored_dtype, open_model
 from symprune.jobs.estimate.room import count_memory
 from symprune.jobs.estimate.timed import Clock, Timed, time_block, why
@@ -95,6 +96,7 @@ def forecast_pruning(
         measured=1 if finished else 2,
         at_once=windows_at_once(streamed, seqlen, recipe.nsamples),
         seqlen=seqlen,
+        predicted=1 / step_between(seqlen, count_words(streamed.model)),
         processes=distributed.size(),
         report_error=report_error,
         shown=shown,
@@ -106,6 +108,7 @@ def forecast_pruning(
         windows > 0
         or shown > 0
         or recipe.allocation is not None
+        or recipe.trains_predictions
         or work.written + work.unwritten > 0
     )
     timed = time_block(streamed, probe, recipe, report_error, clock, head=head)

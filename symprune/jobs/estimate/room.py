@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from symprune.engine import decide
+from symprune.engine.predictions import size_of_predictions
 from symprune.engine.reconstruct import COPIES, ROUNDED
 from symprune.engine.text.self_written import AT_ONCE
 from symprune.engine.text.tokens import windows_to_try
@@ -73,6 +74,9 @@ def count_memory(
         each = COPIES + (ROUNDED if recipe.rounding is not None else 0)
         training = 4 * each * sizes.weights + sizes.way_back
     stages = [walk + grams + 4 * temporaries * sizes.largest, walk + training]
+    if recipe.trains_predictions:
+        learnt = size_of_predictions(sizes.seqlen, sizes.vocabulary)
+        stages.append(walk + training + sizes.around + learnt)
     logits = LOGITS * 4 * sizes.seqlen * sizes.vocabulary
     if at_once:
         stages.append(sizes.around + at_once * sizes.window * states_in_memory + logits)

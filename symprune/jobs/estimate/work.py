@@ -44,7 +44,8 @@ class Pace:
 class Work:
     """What there is: blocks still to prune, of all; windows to calibrate on, of the model's own and
     held out, in all processes; windows perplexity is measured on, how often, and at once; groups of
-    matrices in a block; tokens in a window."""
+    matrices in a block; tokens in a window, and the share of them that the last block is trained to
+    predict from."""
 
     blocks: int
     of_blocks: int
@@ -57,6 +58,7 @@ class Work:
     at_once: int = 1
     groups: int = 1
     seqlen: int = 0
+    predicted: float = 1.0
     processes: int = 1
     report_error: bool = False
     decided: int = 1  # times over, where several parties decide each for itself
@@ -98,14 +100,14 @@ def count_seconds(recipe: Recipe, work: Work, pace: Pace) -> Seconds:
     steps["masking"] = blocks * pace.decide * work.decided * share
     if trained is not None:
         watched = watching or max(1, every // 8)
-        steps["training"] = (
-            blocks
-            * (1 + trained.by_parts)
-            * (
-                trained.epochs * max(0, every - watched) * pace.train
-                + (trained.epochs + 1) * watched * pace.forward
-            )
-        )
+        passed = trained.epochs * max(0, every - watched)  # windows of a training
+        looked = (trained.epochs + 1) * watched
+        once = passed * pace.train + looked * pace.forward
+        steps["training"] = blocks * (1 + trained.by_parts) * once
+        if recipe.trains_predictions and blocks:
+            # The head sees the dense model's states, the block's, and these on the way back.
+            head = pace.head * work.predicted
+            steps["training"] += once + passed * 3 * head + looked * 2 * head + pace.around
     steps["allocating"] = _allocation(recipe, work, pace) * share
     begun = max(0, work.seqlen - min(BEGINNING, work.seqlen // 4))
     tokens = -(-work.written // AT_ONCE) * begun + -(-work.unwritten // AT_ONCE) * work.seqlen

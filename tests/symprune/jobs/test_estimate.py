@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from symprune import Recipe
 from symprune.cli import main
+from symprune.engine.predictions import COPIES
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.jobs.estimate.forecast import SLACK, Forecast
@@ -82,6 +83,23 @@ def test_no_step_takes_less_than_no_time(
     work = Work(blocks=blocks, of_blocks=9, samples=samples, held_out=held_out, windows=windows)
     for name in ("fast", "balanced", "best", "mask-only"):
         assert all(value >= 0 for value in steps(Recipe.named(name), work).values())
+
+
+def test_predictions_of_the_last_block_take_time_and_memory() -> None:
+    trained = Recipe("wanda", reconstruct="block")
+    outputs = trained.with_changes(reconstruct={"name": "block", "last": "outputs"})
+    assert steps(trained)["training"] > steps(outputs)["training"]
+    few = replace(WORK, predicted=0.1)
+    assert steps(trained)["training"] > steps(trained, few)["training"]
+    assert steps(trained, replace(WORK, blocks=0)).get("training", 0) == 0
+    dense = trained.with_changes(inputs="dense", reconstruct={"name": "block", "inputs": "dense"})
+    assert not dense.trains_predictions
+    wide = replace(SIZES, vocabulary=10**6)
+    room = [
+        count_memory(recipe, wide, samples=4, held_out=1, at_once=0)
+        for recipe in (trained, outputs)
+    ]
+    assert room[0] - room[1] == SIZES.around + COPIES * 4 * 8 * 10**6
 
 
 def memory(recipe: Recipe, **changes: Any) -> int:
