@@ -27,8 +27,9 @@ from symprune.update.targets import OWN, TARGETS
 from symprune.validation import (
     check_choice,
     check_names,
-    check_small_file,
-    parse_yaml,
+    check_seed,
+    check_whole,
+    read_mapping,
     to_mapping,
 )
 from symprune.values import Rounding, choose_rounding
@@ -129,14 +130,10 @@ class Recipe:
         if self.self_samples == 0:
             object.__setattr__(self, "self_samples", None)
         for name, most in MOST.items():
-            value = getattr(self, name)
-            if value is None and name == "self_samples":
-                continue
-            if not _is_whole(value) or not 1 <= value <= most:
-                raise SympruneError(f"{name} must be a whole number from 1 to {most:,}.")
+            if name != "self_samples" or self.self_samples is not None:
+                check_whole(name, getattr(self, name), 1, most)
         for name, seed in {"seed": self.seed, "calibration_seed": self.text_seed}.items():
-            if not _is_whole(seed) or not -(2**63) <= seed < 2**63:
-                raise SympruneError(f"{name} must be a whole number of 64 bits, not {seed!r}.")
+            check_seed(name, seed)
         for name in ("calibration", "group"):
             if not isinstance(getattr(self, name), str):
                 raise SympruneError(f"{name} is a name, not {getattr(self, name)!r}.")
@@ -405,24 +402,6 @@ class Recipe:
         if "method" in changes and "params" not in changes and changes["method"] != self.method:
             changes["params"] = {}
         return replace(self, **changes)
-
-
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
-    try:
-        check_small_file(path, what.capitalize())
-        values = parse_yaml(path.read_text())
-    except OSError as error:
-        raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SympruneError(f"{what.capitalize()} {path} is neither YAML nor JSON.") from error
-    if not isinstance(values, dict):
-        raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
-    return values
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> str:

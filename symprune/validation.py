@@ -149,6 +149,20 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The names and values of a YAML file (JSON is YAML too); `what` it is, for the message."""
+    try:
+        check_small_file(path, what.capitalize())
+        values = parse_yaml(path.read_text())
+    except OSError as error:
+        raise SympruneError(f"Cannot read {what} {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SympruneError(f"{what.capitalize()} {path} is neither YAML nor JSON.") from error
+    if not isinstance(values, dict):
+        raise SympruneError(f"{what.capitalize()} {path} is not a list of names and values.")
+    return values
+
+
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value out of a JSON file is a number a float can hold; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -212,6 +226,20 @@ def to_mapping(chosen: Any) -> dict[str, Any] | None:
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise SympruneError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def check_whole(name: str, value: Any, least: int, most: int) -> None:
+    if not _is_whole(value) or not least <= value <= most:
+        raise SympruneError(f"{name} must be a whole number from {least:,} to {most:,}.")
+
+
+def check_seed(name: str, value: Any) -> None:
+    if not _is_whole(value) or not -(2**63) <= value < 2**63:
+        raise SympruneError(f"{name} must be a whole number of 64 bits, not {value!r}.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_positive(**values: float) -> None:

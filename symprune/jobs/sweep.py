@@ -37,8 +37,8 @@ from symprune.machine import durable
 from symprune.machine.compute import name_of
 from symprune.maskset import MaskSet
 from symprune.models.layout import find_layout
-from symprune.recipe import Recipe, read_mapping
-from symprune.validation import check_names, has_kinds, parse_json
+from symprune.recipe import Recipe
+from symprune.validation import check_names, has_kinds, parse_json, read_mapping
 from symprune.values.bits import packed_bits
 from symprune.values.grid import GRIDS
 
