@@ -32,12 +32,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Division:
-    """The budget as it was divided. chosen and divergence are a search's: which candidate won, and
-    how far each was from the dense model, in nats a token, on every window."""
+    """The budget as it was divided. chosen, divergence and share are a search's: which candidate
+    won, and how far each was from the dense model, in nats a token, on every window, with that
+    share of it gone."""
 
     counts: dict[str, int]
     chosen: str = ""
     divergence: dict[str, list[float]] = field(default_factory=dict)
+    share: float = 1.0
 
     def to_dict(self) -> dict[str, Any] | None:
         """What a search found, for the record."""
@@ -45,7 +47,8 @@ class Division:
             return None
         means = {name: fmean(values) for name, values in self.divergence.items()}
         windows = len(self.divergence.get(UNIFORM, ()))
-        return {"chosen": self.chosen, "windows": windows, "divergence": means}
+        found = {"chosen": self.chosen, "windows": windows, "share": self.share}
+        return {**found, "divergence": means}
 
     def notes(self) -> list[str]:
         """What a search found, in a sentence."""
@@ -53,6 +56,8 @@ class Division:
             return []
         means = {name: fmean(values) for name, values in self.divergence.items()}
         of, equal = f"{len(means)} allocations", means[UNIFORM]
+        if self.share < 1:
+            of += f", tried with {100 * self.share:g} % of the weights they take gone,"
         if self.chosen == UNIFORM:
             return [
                 f"Of {of} none was clearly better than equal shares for all layers, which are "
@@ -90,7 +95,7 @@ def divide_budget(
     milder = {name: chosen.milder(counts) for name, counts in tried.items()}
     divergence = Trial(layout, blocks, milder, norms, recipe.group).run(windows, watch, tell)
     best = choose(divergence)
-    return Division(tried[best], best, divergence)
+    return Division(tried[best], best, divergence, chosen.share)
 
 
 def _measure(
