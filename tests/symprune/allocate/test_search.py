@@ -184,7 +184,8 @@ def test_what_was_found_is_told_and_recorded() -> None:
     record = report.to_dict()["allocation"]
     chosen, means = record["chosen"], record["divergence"]
     assert chosen != UNIFORM and means[chosen] == min(means.values())
-    assert f"Of {len(means)} allocations {chosen} was the nearest" in report.notes[-1]
+    tried = f"Of {len(means)} allocations, tried with 75 % of the weights they take gone,"
+    assert f"{tried} {chosen} was the nearest" in report.notes[-1] and record["share"] == 0.75
     assert any(f"Trying {len(means)} allocations on 3 windows" in line for line in told)
     assert report.removed == report.prunable // 2
     assert report.seconds["allocate"] > 0
