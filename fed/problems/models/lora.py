@@ -2,21 +2,25 @@
 
 A matrix is used, and merged, as `W + keep * (alpha/rank B A)`: what the mask prunes stays zero, and
 what was trained is what is merged. A and B come from peft; the base model is frozen and never sent.
+Where a layer stores its matrix transposed, as GPT-2's do, so are its mask and its change.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.models.module_loss import own_randomness
 
 ADAPTER = "default"  # the name peft gives an adapter that has none
+PAST_LAYERS = ("x_proj", "dt_proj", "out_proj")  # of a Mamba mixer, whose kernels take matrices
 
 
 def add_lora(
@@ -42,17 +46,25 @@ def add_lora(
             raise SympruneError(f"The model has no parameter {name} for the mask.")
     names = targets if isinstance(targets, str) else list(targets)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=names, task_type="CAUSAL_LM")
-    with own_randomness(seed, torch.device("cpu")):
+    with own_randomness(seed, torch.device("cpu")), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # peft sets it by the layer
         try:
             adapted = peft.get_peft_model(model, config)
         except ValueError as error:
             raise SympruneError(f"LoRA does not fit the model: {error}".rstrip(".") + ".") from None
-    for name, layer in _adapted_layers(adapted):
-        keep = (masks or {}).get(f"{name}.weight")
-        if keep is not None:
-            _check_pruned(name, layer.base_layer.weight, keep)
-            layer.register_buffer("keep", keep.to(layer.base_layer.weight.device), persistent=False)
-            layer.forward = _MaskedForward(layer)
+    try:
+        _check_layers(adapted)
+        for name, layer in _adapted_layers(adapted):
+            keep = (masks or {}).get(f"{name}.weight")
+            if keep is not None:
+                weight = layer.base_layer.weight
+                _check_pruned(name, weight, keep)
+                layer.register_buffer("keep", keep.to(weight.device), persistent=False)
+            if keep is not None or _multiplies_its_own_way(layer.base_layer):
+                layer.forward = _ChangedForward(layer)
+    except SympruneError:
+        adapted.unload()  # the model is as it was
+        raise
     return adapted
 
 
@@ -77,23 +89,32 @@ def merge_lora(adapted: Any, parameters: Mapping[str, Tensor] | None = None) -> 
 
 
 def change(layer: Any) -> Tensor:
-    """What an adapter adds to its matrix."""
+    """What an adapter adds to its matrix, stored as that is."""
     product = layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight
     scaled: Tensor = product * layer.scaling[ADAPTER]
+    stored = scaled.T if layer.fan_in_fan_out else scaled
     keep = getattr(layer, "keep", None)
-    return scaled if keep is None else scaled * keep
+    return stored if keep is None else stored * keep
 
 
-class _MaskedForward:
-    """A layer's forward pass with the masked change. It finds the layer's parameters when it is
-    called, so they may be those of `functional_call`."""
+class _ChangedForward:
+    """A layer's own forward pass with the changed matrix. It finds the layer's parameters when it
+    is called, so they may be those of `functional_call`."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
 
     def __call__(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         base = self.layer.base_layer
-        return F.linear(x, base.weight + change(self.layer), base.bias)
+        changed = (base.weight + change(self.layer)).to(base.weight.dtype)
+        out: Tensor = functional_call(base, {"weight": changed}, (x,))
+        return out
+
+
+def _multiplies_its_own_way(base: nn.Module) -> bool:
+    """Whether a linear layer is more than one product, such as one for each group of channels:
+    then peft's product of its inputs with A is not what the matrix's change does."""
+    return isinstance(base, nn.Linear) and type(base).forward is not nn.Linear.forward
 
 
 def _adapted_layers(adapted: Any) -> list[tuple[str, Any]]:
@@ -103,6 +124,34 @@ def _adapted_layers(adapted: Any) -> list[tuple[str, Any]]:
 
     base = adapted.get_base_model()
     return [(name, layer) for name, layer in base.named_modules() if isinstance(layer, Linear)]
+
+
+def _check_layers(adapted: Any) -> None:
+    """Refuse adapters that would not be masked, trained or merged as this file says."""
+    from peft.tuners.lora import LoraLayer
+
+    base = adapted.get_base_model()
+    linear = {layer for _, layer in _adapted_layers(adapted)}
+    uses = Counter(id(tensor) for _, tensor in base.named_parameters(remove_duplicate=False))
+    for name, layer in base.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        around, _, own_name = name.rpartition(".")
+        module: Any = layer.get_base_layer()
+        why = None
+        if layer not in linear:
+            why = f"is no linear layer but a {type(module).__name__}"
+        elif uses[id(module.weight)] > 1:
+            why = "shares its matrix with another layer, which would change, too"
+        elif own_name in PAST_LAYERS and _is_mamba(base.get_submodule(around)):
+            why = "is part of a Mamba mixer, which reads its matrix past the adapter"
+        if why is not None:
+            raise SympruneError(f"{name} {why}: name other layers in targets.")
+
+
+def _is_mamba(module: nn.Module) -> bool:
+    """Whether a module scans a state space, by the parameters of one."""
+    return hasattr(module, "A_log") and hasattr(module, "D")
 
 
 def _check_pruned(name: str, weight: nn.Parameter, keep: Tensor) -> None:
