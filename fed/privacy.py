@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ ORDERS = np.arange(2, 1025)
 SAFE_CONSTANT = 4.0
 USELESS = 1000.0  # an epsilon that promises nothing, however exact
 FINEST, COARSEST = 1e-5, 1e-3  # of the grid of privacy losses
+ROW, WINDOW, CLIENT = "row", "window", "client"
 
 
 @lru_cache(maxsize=1)
@@ -58,19 +59,34 @@ def renyi(rate: float, multiplier: float) -> np.ndarray:
 @dataclass(frozen=True)
 class Release:
     """Steps of one mechanism: each record takes part with probability `rate` and what is summed
-    gets noise of `multiplier` clipping lengths."""
+    gets noise of `multiplier` clipping lengths. unit: what a record is, a row of data, a window of
+    text or a client with all it has."""
 
     rate: float
     multiplier: float
     steps: int = 1
+    unit: str = ROW
 
     def __post_init__(self) -> None:
         known = 0 < self.rate <= 1 and 0 < self.multiplier < math.inf and self.steps >= 1
-        if not known:
+        if not known or self.unit not in (ROW, WINDOW, CLIENT):
             raise SympruneError(
                 f"A private release has 0 < q <= 1, noise above 0 and steps >= 1; "
                 f"got {self.rate}, {self.multiplier}, {self.steps}."
             )
+
+
+def in_one_unit(releases: Iterable[Release]) -> list[Release]:
+    """The same as one row or window may count them. A client's clipped part stays as long if one of
+    its rows changes, but may turn round: twice the clipping length, half the multiplier. Releases
+    about clients alone stay what they are, a promise about all that a client has."""
+    every = list(releases)
+    if len({release.unit for release in every}) < 2:
+        return every
+    return [
+        replace(each, multiplier=each.multiplier / 2) if each.unit == CLIENT else each
+        for each in every
+    ]
 
 
 def compose(releases: Iterable[Release], delta: float) -> float:

@@ -23,9 +23,11 @@ noise so far and not zero.
 
 from __future__ import annotations
 
+import hmac
 import math
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -101,6 +103,9 @@ class PrivateUsers(Algorithm):
 
     inner: Algorithm
     promised: UserPrivacy
+    lots: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False)
+    """Who is drawn follows from these bytes of the system's, which nobody is told: with a seed that
+    others know, sampling would hide nobody, and its epsilon would be false."""
     name = "private"
 
     def __post_init__(self) -> None:
@@ -131,9 +136,15 @@ class PrivateUsers(Algorithm):
         """Of the turn's clients, whose data are in the sum."""
         if self.promised.honest is not None:
             return torch.tensor([self.promised.coin(turn, who) for who in turn.clients.tolist()])
-        everyone = turn.about(torch.arange(turn.n))
-        drawn = everyone.stream("takes part").uniform(1).squeeze(1) < self.promised.rate
-        return drawn[turn.clients]
+        return torch.tensor([self._is_drawn(turn, who) for who in turn.clients.tolist()])
+
+    def _is_drawn(self, turn: Turn, who: int) -> bool:
+        """The same whenever it is asked in a turn."""
+        if self.promised.noise_seed is not None:
+            return self.promised.coin(turn, who)
+        about = turn.number.to_bytes(8, "big") + who.to_bytes(8, "big")
+        place = int.from_bytes(hmac.digest(self.lots, about, "sha256")[:8], "big")
+        return place < int(self.promised.rate * 2**64)
 
     def broadcast(self, server: State, turn: Turn) -> Message:
         return self.inner.broadcast(server, turn)
@@ -213,10 +224,10 @@ class PrivateUsers(Algorithm):
         check(self.promised.noise_seed is None, "Noise that can be drawn again protects nothing.")
 
     def releases(self, rows: int) -> privacy.Release:
-        return privacy.Release(self.promised.rate, self.promised.multiplier)
+        return privacy.Release(self.promised.rate, self.promised.multiplier, unit=privacy.CLIENT)
 
     def settings(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
 
 
 def _where(chosen: Tensor, one: Tensor, other: Tensor) -> Tensor:

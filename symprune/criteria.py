@@ -6,7 +6,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -97,7 +98,7 @@ def get(name: str) -> Criterion:
     if name in _REGISTRY:
         return _REGISTRY[name]
     module, colon, attribute = name.partition(":")
-    if colon and name not in _NAMED:
+    if colon and name not in _NAMED | _GRANTED.get():
         raise SympruneError(
             f"Method {name} is code, which runs only if it is named by who runs it: pass --method "
             f"{name} if you trust it (in Python, criteria.allow_code)."
@@ -114,6 +115,12 @@ def allow_code(name: str | None) -> None:
     only who runs a command, or writes a program, decides what code it runs."""
     if name is not None and ":" in name:
         _NAMED.add(name)
+
+
+def grant_code(names: Iterable[str]) -> None:
+    """The same for these names alone, until they are granted anew: of a process that answers for an
+    owner who may change its mind."""
+    _GRANTED.set(frozenset(names))
 
 
 def _as_criterion(function: Callable[..., Tensor]) -> Criterion:
@@ -173,3 +180,4 @@ def _formulas() -> list[Callable[..., Tensor]]:
 
 _REGISTRY = {made.name: made for made in map(_as_criterion, _formulas())}
 _NAMED: set[str] = set()
+_GRANTED: ContextVar[frozenset[str]] = ContextVar("granted", default=frozenset())

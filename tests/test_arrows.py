@@ -81,15 +81,17 @@ FED_MAY_IMPORT = {
     "private_users": {"mechanism", "privacy", "problems", "protocol"},
     "secure": {"wire"},
     "pruning": {
-        "mechanism", "owner", "privacy", "protocol", "remote", "secure", "threads", "wire",
+        "mechanism", "owner", "privacy", "problems", "protocol", "remote", "secure", "threads",
+        "wire",
     },
-    "flower": {"owner", "protocol", "pruning", "remote", "snapshot"},
+    "flower": {"owner", "protocol", "pruning", "remote", "secure", "snapshot"},
     "cli": {
         "algorithms", "compare", "devices", "flower", "owner", "privacy", "private_users",
         "problems", "protocol", "pruning", "registry", "remote", "robust", "secure", "simulate",
     },
 }  # fmt: skip
 FED_USES = {
+    "owner": {"calibration", "corpus", *TENSORS},
     "problems": {"maskset", "token_loss", *TENSORS},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},

@@ -69,6 +69,10 @@ def deploy(
     node_port: Annotated[int, typer.Option(help="Node i listens on this port + i.")] = 9094,
     timeout: Annotated[float, typer.Option(help="Seconds a round waits for a node.")] = 600,
     telemetry: Annotated[bool, typer.Option(help="Let Flower report usage to its makers.")] = False,
+    node_keys: Annotated[
+        Path | None,
+        typer.Option(help="Folder of public keys, node-0.pub, ..., of nodes that run elsewhere."),
+    ] = None,
     rotate_keys: Annotated[
         bool, typer.Option(help="New keys and certificate first, for SuperLink and nodes.")
     ] = False,
@@ -117,7 +121,7 @@ def deploy(
         own = tuple({**each, "model": model} for each in own or ({},) * clients)
     if private:  # as for pruning: the node's key vouches for it, and it knows the others'
         own = tuple({**each, "secure": True} for each in own or ({},) * clients)
-    deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host)
+    deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host, node_keys)
     if rotate_keys:
         deployment.rotate_keys()
     if only_prepare:

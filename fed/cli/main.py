@@ -16,6 +16,7 @@ from symprune.cli import console
 from symprune.errors import SympruneError
 from symprune.fed.cli import policy
 from symprune.fed.cli.deploy import bill_table, deploy, warn_of_loss
+from symprune.fed.cli.node_key import node_key
 from symprune.fed.cli.promises import (
     Clip,
     Delta,
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(policy.app, name="policy")
 app.command()(prune)
 app.command()(deploy)
+app.command("node-key")(node_key)
 
 
 @app.command()

@@ -31,6 +31,7 @@ def check(file: File) -> None:
     """Read a policy, say what it allows and how much of its budget is spent."""
     from dataclasses import asdict
 
+    from symprune.fed.owner.guard import ledger_of
     from symprune.fed.owner.ledger import Ledger
     from symprune.fed.owner.policy import read_policy
 
@@ -40,7 +41,7 @@ def check(file: File) -> None:
         shown = ", ".join(value) if isinstance(value, tuple) else str(value)
         table.add_row(name, shown if value is not None and value != () else "-")
     if policy.ledger or policy.data:
-        place = policy.ledger_file(policy.data or "")
-        spent = Ledger(place, policy.epsilon, policy.delta).spent()
-        table.add_row("spent", f"{spent:.3g} of {policy.epsilon:g}, by {place}")
+        every = Ledger(policy.ledger_file, policy.epsilon, policy.delta)
+        spent = (ledger_of(policy, policy.data) if policy.data else every).spent()
+        table.add_row("spent", f"{spent:.3g} of {policy.epsilon:g}, by {policy.ledger_file}")
     console.out.print(table)

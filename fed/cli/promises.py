@@ -73,5 +73,6 @@ def say_promise(promised: UserPrivacy, delta: float, rounds: int, who: str) -> N
     spent = promised.epsilon(rounds, delta)
     console.say(
         f"Private: {rounds} rounds spend epsilon = {spent:.3g} at delta = {delta:g} for each "
-        f"client, with noise of {promised.multiplier:.3g} clips; {who}."
+        f"client, with noise of {promised.multiplier:.3g} clips; {who}. Noise and who is drawn are "
+        "the system's, so no other run has these bits."
     )

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -26,7 +26,7 @@ import psutil
 from symprune.errors import SympruneError
 from symprune.fed.flower.app_files import APP, CODE, CONNECTION, PROJECT
 from symprune.fed.flower.apps import QUIET, need_flower
-from symprune.fed.flower.keys import make_keys, renew_keys
+from symprune.fed.flower.keys import make_keys, renew_keys, take_node_keys
 from symprune.fed.flower.signals import ending_as_exceptions, undisturbed
 from symprune.fed.flower.waiting import listens, says, stretched
 from symprune.fed.owner.policy import SETTING
@@ -61,6 +61,7 @@ class Deployment:
     telemetry: bool = False
     settings: tuple[Mapping[str, Setting], ...] = ()  # what the owner of client 0, 1, ... has set
     host: str = LOOPBACK
+    node_keys: Path | None = None  # public keys of nodes that run elsewhere
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     attempt: str = ""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -91,6 +92,8 @@ class Deployment:
         for place in (home, self.folder / "logs"):  # what was made before: as from now on
             for file in (place, *place.glob("*.db*"), *place.glob("*.log")):
                 file.chmod(0o700 if file.is_dir() else 0o600)
+        if self.node_keys is not None:
+            self._retire(take_node_keys(keys, self.node_keys, self.job.clients))
         make_keys(keys, self.hosts, self.job.clients)
         quoted = json.dumps  # a JSON string is a TOML string
         project = PROJECT.format(
@@ -106,7 +109,8 @@ class Deployment:
         durable.write_text(app / f"{APP}.py", code)
         for number in range(self.job.clients):
             if not self.policy_file(number).exists():  # an owner may have changed it
-                self.job.policy().save(self.policy_file(number))
+                own = self.settings[number] if self.settings else {}
+                self.job.policy(own).save(self.policy_file(number))
         authority = quoted(str(keys / "ca.crt"))
         connection = CONNECTION.format(host=self.host, port=self.port, authority=authority)
         durable.write_text(home / "config.toml", connection)
@@ -121,10 +125,14 @@ class Deployment:
         if self.processes:
             raise SympruneError("Keys are rotated while the deployment does not run.")
         self.prepare()
-        renew_keys(self.folder / "keys", self.hosts, self.job.clients)
+        self._retire(renew_keys(self.folder / "keys", self.hosts, self.job.clients))
+
+    def _retire(self, numbers: Sequence[int]) -> None:
+        """These nodes have new keys: their old ones come off the SuperLink's list."""
         file = self.folder / "nodes.json"
-        if file.exists():
-            old = [-abs(node) for node in parse_json(file.read_text())]
+        if file.exists() and numbers:
+            known = enumerate(parse_json(file.read_text()))
+            old = [-abs(node) if number in numbers else node for number, node in known]
             durable.write_text(file, json.dumps(old))
 
     def policy_file(self, number: int) -> Path:
@@ -159,7 +167,8 @@ class Deployment:
         self.start_superlink()
         self.register()
         for number in range(self.job.clients):
-            self.start_node(number)
+            if (self.folder / "keys" / f"node-{number}.key").exists():  # else it runs elsewhere
+                self.start_node(number)
 
     def start_superlink(self) -> None:
         keys = self.folder / "keys"
@@ -185,9 +194,9 @@ class Deployment:
         retired = [-node for node in nodes if node < 0]  # whose keys were rotated
         for node in retired:
             self.flwr("supernode", "unregister", str(node), "symprune")
-        if retired:
-            nodes = []
-        for number in range(len(nodes), self.job.clients):
+        for number in range(self.job.clients):
+            if number < len(nodes) and nodes[number] > 0:
+                continue
             key = self.folder / "keys" / f"node-{number}.pub"
             said = self.flwr("supernode", "register", str(key), "symprune")
             ids = [int(node) for node in re.findall(NODE_ID, said)]
@@ -196,7 +205,7 @@ class Deployment:
                 ids = [node for node in map(int, listed) if node not in (*nodes, *retired)]
             if len(ids) != 1:
                 raise SympruneError(f"Node {number} was not registered: {said.strip()}.")
-            nodes += ids
+            nodes[number : number + 1] = ids
             durable.write_text(file, json.dumps(nodes))
         return nodes
 

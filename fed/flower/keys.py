@@ -1,7 +1,8 @@
 """Certificates and keys of a federation: an authority, the server's TLS pair, a key per node.
 
 Private keys are readable by their owner only; a node's key proves to the server who it is (P-384,
-as Flower asks for). `cryptography` comes with Flower.
+as Flower asks for). Who has it is that node, so of several owners each makes its own and hands over
+the public half. `cryptography` comes with Flower.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ AUTHORITY = "symprune federation"
 
 def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
     """`ca.crt`, `ca.key`, `superlink.crt`, `superlink.key` for these host names and addresses, and
-    `node-i.key`, `node-i.pub`. What is there already stays."""
+    `node-i.key`, `node-i.pub`. What is there already stays; a node whose public key is there has
+    its private one elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     if not (folder / "superlink.crt").exists():
@@ -29,18 +31,56 @@ def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
         raise SympruneError(f"{folder / 'superlink.crt'} is not for {host}: use another folder.")
     for number in range(nodes):
         if not (folder / f"node-{number}.pub").exists():
-            _node(folder, number)
+            make_node_key(folder / f"node-{number}.key")
 
 
-def renew_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
+def make_node_key(file: Path) -> Path:
+    """A node's private key in this file, and its public half beside it, whose place is returned;
+    neither takes the place of anything."""
+    public = file.with_suffix(".pub")
+    for place in (file, public):
+        if place.exists() or place.is_symlink():
+            raise SympruneError(f"{place} exists and is left as it is.")
+    if public == file:
+        raise SympruneError(f"{file} is to hold a private key: call it {file.stem}.key.")
+    _node(file)
+    return public
+
+
+def take_node_keys(folder: Path, given: Path, nodes: int) -> list[int]:
+    """Take the public keys that owners have made, `node-i.pub` in a folder; the nodes whose key is
+    another than before."""
+    from symprune.fed.secure.keys import read_peers
+
+    changed = []
+    for number in range(nodes):
+        name = f"node-{number}.pub"
+        if not (given / name).exists():
+            continue
+        read_peers(given / name)
+        content, before = (given / name).read_bytes(), folder / name
+        if not before.exists() or before.read_bytes() != content:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / f"node-{number}.key").unlink(missing_ok=True)
+            before.write_bytes(content)
+            changed.append(number)
+    if not any((given / f"node-{number}.pub").exists() for number in range(nodes)):
+        raise SympruneError(f"{given} has no public keys of nodes: node-0.pub, node-1.pub, ...")
+    return changed
+
+
+def renew_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> list[int]:
     """A new key and certificate for the SuperLink, from the same authority, so that nodes need no
-    new one to trust it; and new keys for the nodes, whose public halves must be registered."""
+    new one to trust it; and new keys for the nodes whose private keys are here, whose public halves
+    must be registered: their numbers. The others' are their owners'."""
     from cryptography.hazmat.primitives import serialization
 
     secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     _server(folder, hosts, secret)
-    for number in range(nodes):
-        _node(folder, number)
+    here = [number for number in range(nodes) if (folder / f"node-{number}.key").exists()]
+    for number in here:
+        _node(folder / f"node-{number}.key")
+    return here
 
 
 def _hosts(certificate: Path) -> set[str]:
@@ -94,7 +134,7 @@ def _server(folder: Path, hosts: tuple[str, ...], authority: Any) -> None:
     _write_certificate(folder / "superlink.crt", leaf, authority)
 
 
-def _node(folder: Path, number: int) -> None:
+def _node(file: Path) -> None:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -107,8 +147,8 @@ def _node(folder: Path, number: int) -> None:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _write_secret(folder / f"node-{number}.key", secret)
-    (folder / f"node-{number}.pub").write_bytes(public + b"\n")
+    _write_secret(file, secret)
+    file.with_suffix(".pub").write_bytes(public + b"\n")
 
 
 def _name(common: str) -> Any:

@@ -4,11 +4,12 @@ and a private release is in the ledger before it is made."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from symprune.criteria import allow_code
+from symprune.criteria import grant_code
 from symprune.fed.owner.ledger import Ledger
+from symprune.fed.owner.places import is_public, places_of
 from symprune.fed.owner.policy import (
     NOISE,
     PLAIN,
@@ -26,10 +27,12 @@ from symprune.fed.privacy import Release
 @dataclass(frozen=True)
 class Guard:
     """The policy of one client, about one set of data. Data that is not the owner's alone, such as
-    a public set that the server named, needs no protection."""
+    a public set that the server named, needs no protection. public: the data are a published set
+    that the owner named, with a policy: its lines hold, and no budget is spent."""
 
     policy: Policy
     data: str | None  # the owner's own
+    public: bool = False
 
     def training(self, algorithm: str, clients: int) -> None:
         """Refuse a training job that is not allowed at all."""
@@ -87,12 +90,16 @@ class Guard:
         if self.data is not None:
             self.policy.check_cohort(participants)
 
+    def code(self, name: str, what: str, config: Mapping[str, Any]) -> None:
+        """Refuse a model or data that is code, unless the policy lists it; without a policy the
+        node's settings are the owner's word."""
+        if SETTING in config:
+            self.policy.check_code(name, what)
+
     def spend(self, release: Release, what: str, run: str) -> None:
         """Enter a private release in the owner's ledger, or refuse it."""
-        if self.data is None:
-            return
-        file = self.policy.ledger_file(self.data)
-        Ledger(file, self.policy.epsilon, self.policy.delta).spend(release, what, run)
+        if self.data is not None and not self.public:
+            ledger_of(self.policy, self.data).spend(release, what, run)
 
     @property
     def tells_constants(self) -> bool:
@@ -103,10 +110,23 @@ class Guard:
 UNGUARDED = Guard(Policy(least_clients=1), None)
 
 
+def ledger_of(policy: Policy, data: str) -> Ledger:
+    """The ledger, as far as these data are concerned."""
+    return Ledger(policy.ledger_file, policy.epsilon, policy.delta, places_of(data))
+
+
 def guard_of(config: Mapping[str, Any], data: Any) -> Guard:
     """The guard of a node: `data` is what its own settings name, if anything."""
     policy = policy_of(config)
-    for name in policy.code:
-        allow_code(name)
+    grant_code(policy.code)  # what it listed before is withdrawn
     own = policy.data if policy.data is not None else data
     return Guard(policy, None if own is None else str(own))
+
+
+def guard_of_text(config: Mapping[str, Any], text: str) -> Guard:
+    """The guard of a node that calibrates: without a policy it may tell all of published sets."""
+    guard = guard_of(config, text)
+    assert guard.data is not None
+    if not is_public(guard.data):
+        return guard
+    return replace(guard, public=True) if SETTING in config else replace(guard, data=None)

@@ -3,6 +3,7 @@
 One line of JSON per release, each with the hash of the line before it; a file beside it remembers
 the last hash, so that lines that were cut off are missed, too. Who writes holds a lock. A release
 is written down before it is made; a ledger that is damaged allows nothing and is never begun anew.
+It is of all data together: what counts for some of them are the releases of the same files.
 """
 
 from __future__ import annotations
@@ -18,28 +19,31 @@ from pathlib import Path
 from typing import Any
 
 from symprune.errors import SympruneError
-from symprune.fed.privacy import Release, compose, renyi_bound
+from symprune.fed.owner.places import overlap
+from symprune.fed.privacy import Release, compose, in_one_unit, renyi_bound
 from symprune.machine import durable
 from symprune.validation import has_kinds, parse_json
 
 FIRST = "0" * 64
 LINE = {"entry": int, "time": str, "what": str, "run": str, "rate": float, "multiplier": float}
-LINE |= {"steps": int, "before": str, "hash": str}
+LINE |= {"steps": int, "unit": str, "data": list, "before": str, "hash": str}
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger in a file, and the budget that all of its releases share."""
+    """The ledger in a file, and the budget that all releases of some data share, `places_of` which
+    are given; without these, all of its releases."""
 
     file: Path
     epsilon: float
     delta: float
+    data: tuple[str, ...] = ()
 
     def spend(self, release: Release, what: str, run: str) -> None:
         """Write a release down that is about to be made, or refuse it."""
         with self._locked():
             entries = self._read()
-            made = [*(_release(entry) for entry in entries), release]
+            made = in_one_unit([*self._counting(entries), release])
             if renyi_bound(made, self.delta) > self.epsilon:  # quick, and enough as a rule
                 after = compose(made, self.delta)
                 if after > self.epsilon:
@@ -54,7 +58,11 @@ class Ledger:
         if not self.file.exists() and not self._head.exists():
             return 0.0
         with self._locked():
-            return compose([_release(entry) for entry in self._read()], self.delta)
+            return compose(in_one_unit(self._counting(self._read())), self.delta)
+
+    def _counting(self, entries: list[dict[str, Any]]) -> list[Release]:
+        """The releases of these data."""
+        return [_release(entry) for entry in entries if overlap(self.data, entry["data"])]
 
     @property
     def _head(self) -> Path:
@@ -104,6 +112,7 @@ class Ledger:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         entry: dict[str, Any] = {"entry": len(entries), "time": now, "what": what, "run": run}
         entry |= {"rate": release.rate, "multiplier": release.multiplier, "steps": release.steps}
+        entry |= {"unit": release.unit, "data": list(self.data)}
         entry["before"] = entries[-1]["hash"] if entries else FIRST
         entry["hash"] = _hash(entry)
         line = (json.dumps(entry) + "\n").encode()
@@ -132,4 +141,5 @@ def _hash(entry: dict[str, Any]) -> str:
 
 
 def _release(entry: dict[str, Any]) -> Release:
-    return Release(float(entry["rate"]), float(entry["multiplier"]), entry["steps"])
+    rate, multiplier = float(entry["rate"]), float(entry["multiplier"])
+    return Release(rate, multiplier, entry["steps"], entry["unit"])

@@ -6,7 +6,6 @@ request that breaks it is refused in one sentence. Without a file the defaults h
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.machine import durable
@@ -35,6 +35,7 @@ PROTECTIONS = (
     NOISE,
 )  # each says less of the data than the one before it
 HOME = "SYMPRUNE_HOME"
+LEDGER = "ledger.jsonl"
 SETTING = "policy"  # in a node's configuration: where its policy file is
 HEADER = """\
 # What a server may ask of this machine. `symprune fed policy check FILE` reads it back; every line
@@ -116,16 +117,26 @@ class Policy:
         few = samples < self.least_samples
         _refuse(few, f"{samples} samples are fewer than {self.least_samples}")
 
+    def check_model(self, digest: Tensor) -> None:
+        """Refuse a model, a configuration or a tokenizer that is not the one the owner knows."""
+        found = bytes(digest.tolist()).hex()
+        other = self.model_digest is not None and found != self.model_digest
+        sentence = f"model, configuration and tokenizer have the digest {found}"
+        _refuse(other, f"{sentence}, not {self.model_digest}")
+
+    def check_code(self, name: str, what: str) -> None:
+        """Refuse code that the node's settings name and the policy does not."""
+        listed = name in self.code or (what == "data" and name == self.data)
+        _refuse(not listed, f"the {what} {name} is code that it does not list")
+
     def check_named(self, place: str, what: str) -> None:
         """Refuse a file that only the server named: it may be anywhere on this machine."""
         _refuse(place not in self.may_name, f"the server names the {what} {place!r} by a path")
 
-    def ledger_file(self, data: str) -> Path:
-        """Where releases of this data are kept, whatever runs them in which folder."""
-        if self.ledger is not None:
-            return Path(self.ledger).expanduser()
-        name = hashlib.sha256(data.encode()).hexdigest()[:16]
-        return home() / "ledgers" / f"{name}.jsonl"
+    @property
+    def ledger_file(self) -> Path:
+        """Where releases are kept, of whatever data, whatever runs them in which folder."""
+        return home() / LEDGER if self.ledger is None else Path(self.ledger).expanduser()
 
     def to_yaml(self) -> str:
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}

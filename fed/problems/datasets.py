@@ -22,6 +22,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.problems.models.causal_lm import Text, cut_windows
+from symprune.fed.problems.models.fingerprint import tokenizer_digest
 from symprune.fed.problems.models.user_code import is_code, load_code
 from symprune.validation import parse_json
 
@@ -44,6 +45,7 @@ class Dataset:
     test_y: Tensor | None = None
     users: Tensor | None = None
     text: bool = False  # rows are windows of tokens, targets how many of each are no padding
+    words: bytes = b""  # the digest of the tokenizer that made them, if it is known
 
     def __len__(self) -> int:
         return len(self.y)
@@ -73,7 +75,8 @@ def text_data(
     x, y = (torch.cat(parts) for parts in zip(*cut, strict=True))
     users = torch.cat([torch.full((len(part),), i) for i, (part, _) in enumerate(cut)])
     test_x, test_y = (None, None) if test is None else cut_windows(test, length, tokenizer)
-    return Dataset(name, x, y, 0, test_x, test_y, users, text=True)
+    words = tokenizer_digest(tokenizer) if hasattr(tokenizer, "get_vocab") else b""
+    return Dataset(name, x, y, 0, test_x, test_y, users, text=True, words=words)
 
 
 def load(spec: str) -> Dataset:

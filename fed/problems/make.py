@@ -96,7 +96,8 @@ def make_problem(
         parts, held = _hold_out(parts, client_test_share, seed)
         own_test = _stack(held, "mean", dataset)
     rows = _stack(parts, weighting, dataset)
-    return _finished(Problem(loss, rows, l2, nonconvex, test, own_test, name=name), masks)
+    problem = Problem(loss, rows, l2, nonconvex, test, own_test, name=name, words=dataset.words)
+    return _finished(problem, masks)
 
 
 def check_specs(data: str, model: str | None, split: str) -> None:

@@ -93,6 +93,7 @@ class Problem:
     client_test: Rows | None = None  # each client's own [C, m, ...]
     ids: Tensor | None = None  # the clients' numbers; None: all, in order
     name: str = "problem"
+    words: bytes = b""  # the digest of the tokenizer of its text, if it is known
 
     @property
     def clients(self) -> int:

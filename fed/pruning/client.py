@@ -19,7 +19,8 @@ from symprune.engine.collect import Collector, collect
 from symprune.errors import SympruneError
 from symprune.fed.mechanism import seeded_draw, system_draw
 from symprune.fed.owner.guard import UNGUARDED, Guard
-from symprune.fed.privacy import Release
+from symprune.fed.privacy import WINDOW, Release
+from symprune.fed.problems.models.fingerprint import digest
 from symprune.fed.pruning import (
     client_state,
     exposure,
@@ -30,11 +31,7 @@ from symprune.fed.pruning import (
 )
 from symprune.fed.pruning.aggregate import ballots, grams
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, SHARE, UNMASK, Settings
-from symprune.fed.pruning.refusals import (
-    check_asked,
-    check_insisted,
-    check_once,
-)
+from symprune.fed.pruning.refusals import check_asked, check_insisted, check_once
 from symprune.fed.secure import masking
 from symprune.fed.secure.party import Party, Trust
 from symprune.fed.wire.payload import check_finite
@@ -118,9 +115,9 @@ class Client:
         settings = messages.read_settings(data)
         self._agree(settings)
         few = self.allow_few_tokens
-        exposure.check(settings, self.layout.matrices(0), self.tokens.numel(), few)
-        self.state = client_state.State(settings)
-        fields = {"model": messages.digest(self.layout.model, self.stored, self.words)}
+        exposure.check(settings, self.layout.matrices(0), self.tokens, few)
+        self.state = client_state.State(settings, story=messages.beginning(settings))
+        fields = {"model": digest(self.layout.model, self.stored, self.words)}
         if settings.secure:
             party = self.state.party = Party.enter(settings.number, self.trust)
             fields["card"] = torch.frombuffer(bytearray(party.card), dtype=torch.uint8)
@@ -133,7 +130,7 @@ class Client:
         least = 0.0 if self.privacy is None else self.privacy.multiplier(len(self.layout.blocks))
         check_insisted(settings, self.secure, self.gram, least)
         if self.state.block >= 0:
-            check_once(settings, self.state.party is not None, self.privacy is not None)
+            check_once(settings, self.state.summed, self.privacy is not None)
 
     def _measure(self, data: bytes) -> bytes:
         """A block's statistics. A request that comes again gets the same statistics again, noise
@@ -165,15 +162,17 @@ class Client:
             if settings.noise and not bool((fields["scale"] > 0).all()):
                 raise SympruneError("A client was told to measure in units of zero.")
             if block == 0 and settings.noise and parts:
-                release = Release(1.0, settings.noise, len(self.layout.blocks))
+                release = Release(1.0, settings.noise, len(self.layout.blocks), WINDOW)
                 self.guard.spend(release, "pruning", str(self.folder or ""))
             self._advance(block, before, fields)
             state.begin(block)
+            state.summed = settings.secure
             self._answer(block, matrices, parts, fields)
-        reply = self._reply(matrices)
+        reply, story = self._reply(matrices), messages.story(state.before, ROUND, block, fields)
         if settings.secure:
             purpose = f"the sums of block {block}"
-            reply = secure_rounds.mask(self._party, index, fields, purpose, reply)
+            reply = secure_rounds.mask(self._party, index, fields, purpose, reply, story)
+        state.story = story
         return messages.write(messages.head(ROUND, block, attempt), reply)
 
     def _answer(
@@ -245,7 +244,8 @@ class Client:
             how = (settings.gram_bits, settings.clients)
             reply = {f"gram{n}": grams.to_units(*pair, *how) for n, pair in enumerate(pairs)}
         if settings.secure:
-            purpose, what = f"the Gram matrices of block {block}", scale.numpy().tobytes()
+            purpose = f"the Gram matrices of block {block}"
+            what = messages.story(state.story, GRAMS, block, fields)
             reply = secure_rounds.mask(self._party, index, fields, purpose, reply, what)
         return messages.write(messages.head(GRAMS, block, attempt), reply)
 
@@ -257,7 +257,7 @@ class Client:
         expected = messages.mask_fields(matrices, self.stored, self._settings.weights)
         _, fields = messages.read(data, FINISH, expected)
         self._apply(last, matrices, fields)
-        self.state = client_state.State(self.state.settings, last + 1)
+        self.state = client_state.State(self.state.settings, last + 1, summed=self.state.summed)
         return messages.write(messages.head(FINISH))
 
     @property

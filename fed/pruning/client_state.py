@@ -27,7 +27,7 @@ from symprune.stats import Needs
 from symprune.validation import has_kinds, parse_json
 
 FILE = "state.safetensors"
-VERSION = "6"
+VERSION = "7"
 SETTINGS = {"number": int, "clients": int, "secure": bool, "noise": float, "clip": float}
 SETTINGS |= {
     "needs": list,
@@ -46,7 +46,9 @@ class State:
 
     What it sent is measured, with halves of Gram matrices if these were asked for, or, of a client
     that prunes alone, a ballot. Where Gram matrices are sent exactly, scale is the first sample's,
-    which was sent first, and told what all clients agreed on.
+    which was sent first, and told what all clients agreed on. summed: it was in a secure sum of
+    this text once, also after the run has ended. before and story: what everybody was told up to
+    the block before, and up to this one.
     """
 
     settings: Settings | None = None
@@ -58,6 +60,9 @@ class State:
     scale: Tensor | None = None
     told: Tensor | None = None
     ballot: Ballot | None = None
+    summed: bool = False
+    before: bytes = b""
+    story: bytes = b""
 
     @property
     def answered(self) -> bool:
@@ -68,6 +73,7 @@ class State:
         """Nothing is measured in this block yet."""
         self.block, self.measured, self.halves = block, None, []
         self.scale = self.told = self.ballot = None
+        self.before = self.story
 
 
 def save(folder: Path, state: State) -> None:
@@ -80,7 +86,8 @@ def save(folder: Path, state: State) -> None:
         tensors["tokens"] = state.ballot.tokens
         tensors |= {f"kept {n}": kept for n, kept in enumerate(state.ballot.kept)}
         tensors |= {f"weights {n}": kept for n, kept in enumerate(state.ballot.weights)}
-    plain: dict[str, Any] = {"block": state.block}
+    plain: dict[str, Any] = {"block": state.block, "summed": state.summed}
+    plain |= {"before": state.before.hex(), "story": state.story.hex()}
     if state.party is not None:
         plain["party"] = state.party.to_dict()
     if state.settings is not None:
@@ -112,11 +119,12 @@ def load(folder: Path) -> State:
 
 
 def _state(plain: Any, tensors: dict[str, Tensor]) -> State:
-    if not has_kinds(plain, {"block": int}):
+    if not has_kinds(plain, {"block": int, "summed": bool, "before": str, "story": str}):
         raise ValueError("it is not the state of a client")
     if "settings" in plain and not has_kinds(plain["settings"], SETTINGS):
         raise ValueError("what it was told is not complete")
-    state = State(block=plain["block"])
+    state = State(block=plain["block"], summed=plain["summed"])
+    state.before, state.story = (bytes.fromhex(plain[name]) for name in ("before", "story"))
     if "party" in plain:
         state.party = Party.from_dict(plain["party"])
     state.hidden, state.scale, state.told = (tensors.get(n) for n in ("hidden", "scale", "told"))

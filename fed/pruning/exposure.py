@@ -8,6 +8,10 @@ text (`scripts/fed/attack_tokens.py`; docs/threat-model.md has the measurements)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.pruning import packed_stats
@@ -16,6 +20,27 @@ from symprune.fed.pruning.messages import Settings
 from symprune.models.matrices import Matrix
 
 TOKENS_PER_NUMBER = 32  # with fewer the attack finds a good part of the words, at every width tried
+WORDS_PER_NUMBER = 1  # with fewer words than equations one who knows which they may be counts them
+RUN = 4  # tokens in a row by which a place in a text is known again
+_FACTORS = torch.tensor([0x1E3779B97F4A7C15, 0x42B2AE3D27D4EB4F, 0x165667B19E3779F9, 1])  # odd
+
+
+@dataclass(frozen=True)
+class Text:
+    """How much a client's windows say: places of the text in them, and different tokens."""
+
+    places: int
+    words: int
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> Text:
+        """Of windows `[samples, length]`. Windows are drawn at random places and overlap, so what
+        is counted is different runs of tokens: there are no more of them than places in the text,
+        however often it was drawn."""
+        run = min(RUN, tokens.shape[1])
+        runs = tokens.unfold(1, run, 1).reshape(-1, run)
+        known = (runs * _FACTORS[-run:]).sum(1)  # modulo 2^64; two alike only count less
+        return cls(len(known.unique()), len(tokens.unique()))
 
 
 def equations(settings: Settings, matrices: Sequence[Matrix]) -> int:
@@ -41,14 +66,19 @@ def least_tokens(settings: Settings, matrices: Sequence[Matrix]) -> int:
     return TOKENS_PER_NUMBER * equations(settings, matrices)
 
 
-def check(settings: Settings, matrices: Sequence[Matrix], tokens: int, allowed: bool) -> None:
+def check(settings: Settings, matrices: Sequence[Matrix], tokens: Tensor, allowed: bool) -> None:
     """Refuse to send plain sums of so little text that they give its words away."""
     least = least_tokens(settings, matrices)
-    if tokens < least and not allowed:
+    if not least or allowed:
+        return
+    text, words = Text.of(tokens), WORDS_PER_NUMBER * equations(settings, matrices)
+    few = f"{text.places:,} tokens at different places" if text.places < least else ""
+    few = few or (f"{text.words:,} different tokens" if text.words < words else "")
+    if few:
         raise SympruneError(
-            f"Client {settings.number} has {tokens:,} tokens, too few to send plain sums: below "
-            f"{least:,} they give its words away. Use a secure sum or noise, or its owner sets "
-            "allow_few_tokens."
+            f"Client {settings.number} has {few}, too few to send plain sums: below {least:,} "
+            f"tokens, {words:,} of them different, they give its words away. Use a secure sum or "
+            "noise, or its owner sets allow_few_tokens."
         )
 
 
@@ -57,9 +87,11 @@ def risk(settings: Settings, matrices: Sequence[Matrix]) -> str | None:
     least = least_tokens(settings, matrices)
     if not least:
         return None
+    words = WORDS_PER_NUMBER * equations(settings, matrices)
     return (
         "The server sees every client's own sums. Those of the first block tell which words a "
-        f"short text has: a client needs {least:,} tokens, or --secure-sum or --epsilon."
+        f"short text has: a client needs {least:,} tokens at different places, {words:,} of them "
+        "different, or --secure-sum or --epsilon."
     )
 
 

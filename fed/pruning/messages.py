@@ -10,8 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from symprune.recipe import Recipe
 from symprune.stats import GRAM, MOMENTS, SQUARE, Needs
 from symprune.validation import parse_json
 
-VERSION = 6
+VERSION = 7
 HELLO, ROUND, GRAMS, FINISH, SHARE, UNMASK = range(6)
 HEAD = 8
 DIGEST_BYTES = 32
@@ -41,7 +40,7 @@ BOOL, INTEGER, DOUBLE, SINGLE, BYTE = (
     torch.float32,
     torch.uint8,
 )
-WHERE = {"transformers_version", "dtype", "torch_dtype"}  # of a configuration: not of the model
+OWN = {"participants", "letters"}  # of a request: a client's, or in every sum's agreement anyway
 Stored = Mapping[str, torch.dtype]
 """The parameters that are stored in another type than they are computed in, by name."""
 
@@ -286,25 +285,18 @@ def _kept(mask: str) -> Callable[[Mapping[str, Tensor]], tuple[int, ...]]:
     return lambda fields: (int(fields[mask].sum()),)
 
 
-def digest(model: nn.Module, stored: Stored, words: bytes = b"") -> Tensor:
-    """A fingerprint of the dense model as it is stored, of its configuration and, in `words`, of
-    its tokenizer: both sides must have the same one, whatever their machines compute in."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    config = getattr(model, "config", None)
-    known = {} if config is None else config.to_dict()
-    settled = {k: v for k, v in known.items() if k not in WHERE and not k.startswith("_")}
-    found.update(json.dumps(settled, sort_keys=True, default=str).encode() + b"\0" + words)
-    for name, parameter in model.named_parameters():
-        dtype = stored.get(name, parameter.dtype)
-        found.update(f"{name} {tuple(parameter.shape)} {dtype}\n".encode())
-        flat = parameter.detach().to("cpu", dtype).contiguous().view(-1)
-        found.update(flat.view(torch.uint8).numpy().data)
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+def story(before: bytes, kind: int, block: int, fields: Mapping[str, Tensor]) -> bytes:
+    """What all clients must have been told alike up to now: everything but a client's own letters
+    and number, each message behind the one before it."""
+    found = hashlib.sha256(before)
+    found.update(f"{kind} {block}\n".encode())
+    for name in sorted(fields.keys() - OWN):
+        value = fields[name].contiguous()
+        found.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+        found.update(value.view(-1).view(torch.uint8).numpy().data)
+    return found.digest()
 
 
-def tokenizer_digest(tokenizer: Any) -> bytes:
-    """A fingerprint of how a tokenizer makes numbers of text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    told = {"words": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
-    lasting = {name: told[name] for name in told if name not in ("truncation", "padding")}
-    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).digest()
+def beginning(settings: Settings) -> bytes:
+    """The first of it: how the run protects and what it asks for."""
+    return hashlib.sha256(write_settings(replace(settings, number=0))).digest()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from symprune.engine import decide
 from symprune.errors import SympruneError
 from symprune.fed.owner.guard import Guard
@@ -112,6 +110,11 @@ def check_insisted(settings: Settings, secure: bool, gram: bool, least_noise: fl
         raise SympruneError(f"Client {number} insists on masked summation.")
     if settings.sends_grams and not gram:
         raise SympruneError(f"Client {number} sends no Gram matrices: its owner has not set gram.")
+    if settings.weights and settings.aggregate == STATISTICS and not settings.sends_grams:
+        raise SympruneError(
+            f"Client {number} takes no weights from a server that asks for no Gram matrices: what "
+            "it measured behind weights of the server's own choice would tell more of its text."
+        )
     if settings.noise < least_noise:
         raise SympruneError(f"Client {number} insists on more noise than it was told.")
     if least_noise and not _noised(settings):
@@ -123,16 +126,6 @@ def check_insisted(settings: Settings, secure: bool, gram: bool, least_noise: fl
 def _noised(settings: Settings) -> bool:
     """Whether noise, if there is any, is on all that is sent."""
     return settings.aggregate == STATISTICS and not settings.sends_grams
-
-
-def check_digest(expected: str | None, found: Tensor) -> None:
-    """Refuse a model, a configuration or a tokenizer that is not the one the owner knows."""
-    digest = bytes(found.tolist()).hex()
-    if expected is not None and digest != expected:
-        raise SympruneError(
-            f"The owner's policy refuses: model, configuration and tokenizer have the digest "
-            f"{digest}, not {expected}."
-        )
 
 
 def check_once(settings: Settings, summed: bool, noised: bool) -> None:

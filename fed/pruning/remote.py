@@ -27,19 +27,21 @@ from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
 from symprune.engine.text.tokens import cap_seqlen
 from symprune.errors import SympruneError
-from symprune.fed.owner.guard import guard_of
+from symprune.fed.owner.guard import guard_of_text
 from symprune.fed.owner.policy import NOISE, PLAIN, PRUNING, SECURE_SUM, SHARED_NOISE, Policy
+from symprune.fed.problems.models.fingerprint import digest, tokenizer_digest
 from symprune.fed.protocol import check
-from symprune.fed.pruning import messages, server_state
+from symprune.fed.pruning import server_state
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import PruningResult, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.refusals import check_digest, check_recipe
+from symprune.fed.pruning.refusals import check_recipe
 from symprune.fed.pruning.server import Server
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
+from symprune.fed.secure.graph import threshold
 from symprune.fed.secure.party import Trust
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
@@ -81,8 +83,8 @@ class Task:
     def __post_init__(self) -> None:
         check_recipe(self.recipe, self.aggregate, self.privacy, self.gram_bits)
 
-    def policy(self) -> Policy:
-        """What an owner who wants just this allows."""
+    def policy(self, own: Mapping[str, Setting]) -> Policy:
+        """What an owner who wants just this allows; its settings are no code."""
         least = SECURE_SUM if self.secure else PLAIN
         if self.privacy is not None:
             shared = self.privacy.sharing(self.clients, self.secure) > 1
@@ -91,7 +93,7 @@ class Task:
             jobs=(PRUNING,),
             algorithms=(self.aggregate,),
             protection=least,
-            least_clients=min(2, self.clients),
+            least_clients=min(self.clients, threshold(self.clients)),
         )
         if self.privacy is None:
             return policy
@@ -183,7 +185,7 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
         reference = calibration.begin_with(reference, beginning.token)
     server = Server(
         model, task.recipe, task.clients, task.secure, task.privacy, reference, stored,
-        task.aggregate, task.gram_bits, messages.tokenizer_digest(tokenizer),
+        task.aggregate, task.gram_bits, tokenizer_digest(tokenizer),
     )  # fmt: skip
     server.report.bos = beginning
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,15 +205,17 @@ def answer(data: bytes, node: Node) -> bytes:
     """A client's reply. One that cannot answer says nothing and is left out, with the reason in its
     own log."""
     settings = NodeSettings.of(node.config)
-    guard = guard_of(node.config, settings.text if Path(settings.text).exists() else None)
+    guard = guard_of_text(node.config, settings.text)
     if guard.data is not None:
         settings = replace(settings, text=guard.data)
     with limited_threads():
         model, tokens, stored, words = settings.load(node.folder)
-        check_digest(guard.policy.model_digest, messages.digest(model, stored, words))
+        guard.policy.check_model(digest(model, stored, words))
         owner = (settings.privacy, settings.secure, node.folder)
         allowed: dict[str, Any] = {"gram": settings.gram, "guard": guard, "words": words}
-        allowed |= {"allow_few_tokens": settings.allow_few_tokens, "trust": settings.trust}
+        least = max(settings.least_clients, guard.policy.least_clients)
+        trust = replace(settings.trust, least_clients=least)
+        allowed |= {"allow_few_tokens": settings.allow_few_tokens, "trust": trust}
         return Client(model, tokens, *owner, stored=stored, **allowed)(data)
 
 
@@ -264,7 +268,7 @@ class NodeSettings:
             self.text, tokenizer, self.nsamples, self.seqlen, self.seed
         )
         tokens = calibration.begin_with(tokens, self._first(model, tokenizer, folder))
-        return model, tokens, stored, messages.tokenizer_digest(tokenizer)
+        return model, tokens, stored, tokenizer_digest(tokenizer)
 
     def _first(self, model: Any, tokenizer: Any, folder: Path) -> int | None:
         """The token that windows begin with, decided once: every message is a new process."""

@@ -41,7 +41,7 @@ def answer_unmask(data: bytes, party: Party, most: int) -> bytes:
 
 def mask(
     party: Party, index: int, fields: Mapping[str, Tensor], purpose: str,
-    numbers: Mapping[str, Tensor], what: bytes = b"",
+    numbers: Mapping[str, Tensor], what: bytes,
 ) -> dict[str, Tensor]:  # fmt: skip
     """A client's numbers behind its masks, as the request's fields say who takes part."""
     rows = collector.named(fields["participants"], fields["letters"])

@@ -20,6 +20,7 @@ from symprune.engine.arguments import Arguments
 from symprune.engine.collect import Collector, collect
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
+from symprune.fed.problems.models.fingerprint import digest
 from symprune.fed.pruning import exposure, messages, noise, packed_stats
 from symprune.fed.pruning.aggregate import ballots, grams, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
@@ -76,7 +77,7 @@ class Server:
         self.secure = secure
         self.privacy = privacy
         self.stored = stored or {}
-        self.digest = messages.digest(model, self.stored, words)
+        self.digest = digest(model, self.stored, words)
         self.report = walk.Report(recipe, 0)
         self.report.parameters = self.layout.weights
         self.members: dict[int, Known | None] = dict.fromkeys(range(clients))

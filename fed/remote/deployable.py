@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from symprune.fed.owner.policy import Policy
+from symprune.fed.remote.transport import Setting
 
 
 class Deployable(Protocol):
@@ -27,8 +29,8 @@ class Deployable(Protocol):
     def to_json(self) -> str:
         """The description from which its server can read it again."""
 
-    def policy(self) -> Policy:
-        """What an owner who wants just this allows: no more."""
+    def policy(self, own: Mapping[str, Setting]) -> Policy:
+        """What an owner who wants just this, and has set that, allows: no more."""
 
     def steps_done(self, folder: Path) -> int:
         """The rounds, or blocks, that a server with this folder has finished and saved."""

@@ -19,7 +19,7 @@ from symprune.fed.owner.policy import NOISE, PLAIN, SHARED_NOISE, TRAINING, Poli
 from symprune.fed.private_users import PrivateUsers, UserPrivacy, private_users
 from symprune.fed.problems.datasets import LOADERS
 from symprune.fed.problems.make import CODE_FREE, make_problem
-from symprune.fed.problems.models.user_code import allow_code, is_code
+from symprune.fed.problems.models.user_code import allow_code, grant_code, is_code
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
 from symprune.fed.randomness import check_seed
@@ -31,6 +31,7 @@ STATE = "state.safetensors"  # in the server's folder
 CONTENT = {"algorithm": str, "options": dict, "problem": dict, "rounds": int, "seed": int}
 CONTENT |= {"robust": str, "private": dict}
 PRIVATE = {"clip": float, "multiplier": float, "rate": float, "honest": int, "delta": float}
+KNOWN = {"model": CODE_FREE, "data": tuple(LOADERS)}  # by their first words: no user's code
 PROBLEM = tuple(inspect.signature(make_problem).parameters)
 
 
@@ -109,8 +110,11 @@ class TrainingJob:
     def title(self) -> str:
         return self.algorithm
 
-    def policy(self) -> Policy:
-        """What an owner who wants just this allows."""
+    def policy(self, own: Mapping[str, Any]) -> Policy:
+        """What an owner who wants just this, and has set that, allows."""
+        return replace(self._policy(), code=tuple(self.own_code(own).values()))
+
+    def _policy(self) -> Policy:
         if self.private:
             return self._private_policy()
         options = {"epsilon": None, **self.options}
@@ -120,7 +124,7 @@ class TrainingJob:
             jobs=(TRAINING,),
             algorithms=(self.build_algorithm().name,),
             protection=NOISE if private else PLAIN,
-            least_clients=min(2, self.clients),
+            least_clients=min(self.clients, threshold(self.clients)),
             may_name=tuple(str(name) for name in names if name and "/" in str(name)),
         )
         spent = options["epsilon"]
@@ -162,14 +166,19 @@ class TrainingJob:
         alone = _problem(json.dumps(own, sort_keys=True))
         return replace(alone, ids=torch.tensor([number]))
 
+    @staticmethod
+    def own_code(owner: Mapping[str, Any]) -> dict[str, str]:
+        """What of an owner's settings is code, by what it is."""
+        found = {what: owner.get(what) for what in KNOWN}
+        return {what: str(name) for what, name in found.items() if is_code(name, KNOWN[what])}
+
     def with_own_code(self, owner: Mapping[str, Any], number: int) -> TrainingJob:
         """The same with code that the owner of this client has named and no other: a server's
         letter may say that a model or data is code, never which."""
         own = dict(self.problem)
-        for what, known in (("model", CODE_FREE), ("data", tuple(LOADERS))):
+        grant_code(*self.own_code(owner).values())
+        for what, known in KNOWN.items():
             mine = owner.get(what)
-            if is_code(mine, known):
-                allow_code(str(mine))
             named = mine is not None and (what == "data" or is_code(mine, known))
             check(
                 named or not is_code(own.get(what), known),

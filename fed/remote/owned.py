@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from symprune.fed.owner.guard import Guard, guard_of
+from symprune.fed.problems.models.fingerprint import digest_of_loss
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Received, State, Turn, check
 from symprune.fed.remote.job import TrainingJob, identity
@@ -22,6 +23,7 @@ def read_job(header: Header, node: Node) -> TrainingJob:
     check(all(name in header for name in names), "A letter does not say which job it is about.")
     asked = header.get("client")
     check(asked == node.number, f"Client {node.number} got a letter for client {asked}.")
+    guard_of(node.config, None)  # what code may be named from here on, in an option of the job, say
     about = {name: header[name] for name in names}
     return TrainingJob(**about, private=header.get("private", {}), robust=NONE)
 
@@ -38,6 +40,8 @@ def own_problem(header: Header, job: TrainingJob, node: Node, guard: Guard) -> P
     wherever the client has them from."""
     masks = node.config.get("masks")
     owner = node.config if guard.data is None else {**node.config, "data": guard.data}
+    for what, name in job.own_code(owner).items():
+        guard.code(name, what, node.config)
     job = job.with_own_code(owner, node.number)
     guard.names(job.problem, node.config)
     masked = job.problem.get("masks") is not None
@@ -46,6 +50,8 @@ def own_problem(header: Header, job: TrainingJob, node: Node, guard: Guard) -> P
     for what, own_one in identity(problem).items():
         same = own_one == header.get(what, "")
         check(same, f"Client {node.number} has other {what} than the server.")
+    if guard.policy.model_digest is not None:
+        guard.policy.check_model(digest_of_loss(problem.loss, problem.words))
     return problem
 
 

@@ -42,6 +42,7 @@ from symprune.machine import durable
 from symprune.validation import has_kinds, parse_json
 
 ENTER, SHARE, SUM, UNMASK = "enter", "share", "sum", "unmask"
+OWN = ("client", "counted")  # of a letter's header: what is one client's alone
 SESSION = {"session": int, "turn": int, "asked": str, "party": dict}
 
 
@@ -170,7 +171,7 @@ def _sum(
     record = Record(counted, turn.number, algorithm.listen(state, received, turn))
     record.worked, numbers = _work(record.heard, received, problem, turn, guard, algorithm, header)
     others = collector.named(request["participants"], request["letters"])
-    about = (f"round {turn.number}", hashlib.sha256(letter.parts[0]).digest())
+    about = (f"round {turn.number}", _story(letter))
     masked, signature = known.party.mask(int(header["index"]), others, *about, numbers)
     fields = {**masked, "agreed": pack([signature], keys.SIGNATURE_BYTES)[0]}
     done = {"status": "done", "turn": turn.number, "bits": 64 * problem.dimension}
@@ -179,6 +180,14 @@ def _sum(
     save_session(file, known)
     save_record(place, record)
     return read_letter(record.reply)
+
+
+def _story(letter: Letter) -> bytes:
+    """What all clients must have been told alike before one unmasks anything: the job with all that
+    it promises, the round, and the broadcast."""
+    common = {name: value for name, value in letter.header.items() if name not in OWN}
+    told = json.dumps(common, sort_keys=True).encode()
+    return keys.digest(told, letter.parts[0])
 
 
 def _work(

@@ -30,9 +30,10 @@ def colluders(clients: int) -> int:
 
 def assured(clients: int) -> int:
     """How many honest clients are in a sum at the least, whoever of so many is gone or colludes:
-    on whose shares of noise a client may count."""
+    on whose shares of noise a client may count. One other is never counted on: whoever sees the sum
+    and was in it knows its own share of the noise."""
     most = colluders(clients) if clients <= COMPLETE else math.ceil(COLLUDING * clients)
-    return max(1, threshold(clients) - most)
+    return max(1, threshold(clients) - max(1, most))
 
 
 def assured_after_losses(clients: int) -> int:

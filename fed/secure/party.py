@@ -20,8 +20,9 @@ from symprune.fed.secure.letters import HEAD_BYTES, Secrets
 
 @dataclass(frozen=True)
 class Trust:
-    """What the owner has set: the key that vouches for this client, the node keys of the others if
-    they are known, and the fewest clients a sum must have."""
+    """What the owner has set: the key that vouches for this client, the node keys of all owners if
+    they are known, of whom two thirds must then be there, and the fewest clients a sum must have.
+    """
 
     node_key: Path | None = None
     peers: Path | None = None
@@ -74,23 +75,26 @@ class Party:
             return self._slot(0)
         if roster.get(self.number) != self.card:
             raise SympruneError(f"Client {self.number} was left out of its own sum.")
+        known = None if trust.peers is None else keys.read_peers(trust.peers)
+        if known is not None:
+            self.least_clients = max(self.least_clients, graph.threshold(len(known)))
         if len(roster) < self.least_clients:
             raise SympruneError(
                 f"Client {self.number} was asked for a sum of {len(roster)} clients: its owner "
                 f"insists on {self.least_clients}."
             )
-        self._check_cards(roster, trust)
+        self._check_cards(roster, known)
         self.roster = dict(roster)
         self.next = self._deal(0, sorted(roster))
         return self.next
 
-    def _check_cards(self, roster: Mapping[int, bytes], trust: Trust) -> None:
+    def _check_cards(self, roster: Mapping[int, bytes], known: frozenset[bytes] | None) -> None:
         cards = {number: keys.Card.unpack(card) for number, card in roster.items()}
         if len({card.signs for card in cards.values()}) < len(cards):
             raise SympruneError("Two clients of a secure sum have one key.")
-        if trust.peers is None:
+        if known is None:
             return
-        known, nodes = keys.read_peers(trust.peers), [card.node for card in cards.values()]
+        nodes = [card.node for card in cards.values()]
         for number, card in cards.items():
             if card.node not in known or nodes.count(card.node) > 1 or not keys.is_vouched(card):
                 raise SympruneError(
@@ -137,7 +141,8 @@ class Party:
         from: masks hide one vector only, and nothing is in two sums."""
         slot, participants = self._slot(index), sorted(rows)
         heads = {number: row[:HEAD_BYTES] for number, row in rows.items()}
-        about = keys.digest(b"purpose", purpose.encode(), what)
+        cards = (self.roster[number] for number in sorted(self.roster))
+        about = keys.digest(b"purpose", purpose.encode(), what, *cards)
         agreed = letters.agreement(index, participants, [heads[n] for n in participants], about)
         if self.purposes.setdefault(purpose, index) != index:
             raise SympruneError(

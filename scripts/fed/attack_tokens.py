@@ -6,6 +6,7 @@ embedding (Lawson and Hanson's active set, which finds sparse solutions) solves 
 
     python scripts/fed/attack_tokens.py --text a.txt --public b.txt
     python scripts/fed/attack_tokens.py --text a.txt --public b.txt --widths 128 256 1024
+    python scripts/fed/attack_tokens.py --text a.txt --public b.txt --widths 128 --words 0.25 1 2
 
 An informed attacker knows which tokens public text of the same kind has; a guess knows only how
 often they are there.
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from symprune.checkpoint.load import load_with_tokenizer
 from symprune.fed.pruning import Client, Server
+from symprune.fed.pruning.exposure import TOKENS_PER_NUMBER
 from symprune.fed.wire.payload import decode_message
 from symprune.models.layout import find_layout
 from symprune.recipe import Recipe
@@ -150,6 +152,14 @@ def random_inputs(vocabulary: int, width: int, seed: int = 0) -> Tensor:
     return drawn / drawn.square().mean(1, keepdim=True).sqrt()
 
 
+def of_few_words(ids: Tensor, words: int, tokens: int) -> Tensor:
+    """So many tokens of a text from which all but its first different ones are left out; begun
+    again where it ends."""
+    kept = list(dict.fromkeys(ids.tolist()))[:words]
+    left = ids[torch.isin(ids, torch.tensor(kept))]
+    return left.repeat(-(-tokens // len(left)))[:tokens]
+
+
 def show(name: str, inputs: Tensor, ids: Tensor, public: Tensor, lengths: list[int]) -> None:
     """A row for each length of text: what each attacker and a guess find of it."""
     for length in lengths:
@@ -173,6 +183,9 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="the client's text, a file")
     parser.add_argument("--public", required=True, help="text of the same kind, a file")
     parser.add_argument("--widths", type=int, nargs="*", help="random embeddings instead")
+    parser.add_argument(
+        "--words", type=float, nargs="*", help="long texts of so many different tokens a channel"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[96, 512, 2048, 8192])
     chosen = parser.parse_args()
     model, tokenizer = load_with_tokenizer(chosen.model, device="cpu")
@@ -182,10 +195,14 @@ def main() -> None:
         for file in (chosen.text, chosen.public)
     )
     public = torch.bincount(seen, minlength=size)
-    if not chosen.widths:
-        show(chosen.model, first_inputs(model, size), ids, public, chosen.lengths)
-    for width in chosen.widths or ():
-        show(f"width {width}", random_inputs(size, width), ids, public, chosen.lengths)
+    embeddings = {f"width {width}": random_inputs(size, width) for width in chosen.widths or ()}
+    for name, inputs in (embeddings or {chosen.model: first_inputs(model, size)}).items():
+        width = inputs.shape[1]
+        long = TOKENS_PER_NUMBER * width
+        for share in chosen.words or ():
+            show(name, inputs, of_few_words(ids, round(share * width), long), public, [long])
+        if not chosen.words:
+            show(name, inputs, ids, public, chosen.lengths)
 
 
 if __name__ == "__main__":

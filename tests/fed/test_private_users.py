@@ -47,7 +47,8 @@ def test_the_noise_of_the_mean_is_that_of_one_clients_clipping_length() -> None:
 
 
 def test_who_is_not_drawn_sends_nothing_and_everyone_is_drawn_by_the_rate() -> None:
-    wrapped = private_users(build("fedavg"), UserPrivacy(clip=1.0, multiplier=1.0, rate=0.3))
+    drawn = UserPrivacy(clip=1.0, multiplier=1.0, rate=0.3, noise_seed=7)
+    wrapped = private_users(build("fedavg"), drawn)
     sizes = [len(wrapped.cohort({}, Turn(t, 0, 50, torch.arange(50)))) for t in range(40)]
     assert sum(sizes) / 2000 == pytest.approx(0.3, abs=0.05) and len(set(sizes)) > 5
     hardly = UserPrivacy(clip=1.0, multiplier=1.0, rate=1e-9)
@@ -57,6 +58,19 @@ def test_who_is_not_drawn_sends_nothing_and_everyone_is_drawn_by_the_rate() -> N
     received = {"x": torch.zeros(1, problem.dimension)}
     _, message = seldom.client_step({}, received, problem.select(turn.clients), turn)
     assert not bool(message["w"].any())  # type: ignore[union-attr]
+
+
+def test_who_is_drawn_follows_from_nothing_that_others_know() -> None:
+    """The seed of the run and the number of the round are public; each server draws its own lots,
+    and says the same whenever it is asked within a round."""
+    promised = UserPrivacy(clip=1.0, multiplier=1.0, rate=0.5)
+    turn = Turn(3, 0, 200, torch.arange(200))
+    one, other = (private_users(build("fedavg"), promised) for _ in range(2))
+    again = one.prepare(make_problem("digits", clients=4).constants())
+    assert torch.equal(one.cohort({}, turn), again.cohort({}, turn))
+    assert not torch.equal(one.cohort({}, turn), other.cohort({}, turn))
+    assert not torch.equal(one.cohort({}, turn), one.cohort({}, replace(turn, number=4)))
+    assert one.lots not in one.settings().values() and str(one.lots) not in repr(one)
 
 
 def test_sampling_makes_the_same_noise_worth_more() -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from symprune.errors import SympruneError
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 _allowed: set[str] = set()
+_granted: ContextVar[frozenset[str]] = ContextVar("granted", default=frozenset())
 
 
 def is_code(spec: object, known: tuple[str, ...] = ()) -> bool:
@@ -36,6 +38,12 @@ def allow_code(*specs: str | None) -> None:
     _allowed.update(spec for spec in specs if spec is not None)
 
 
+def grant_code(*specs: str) -> None:
+    """Let these be loaded from here on, and what this was told before no longer: of a process that
+    answers for an owner who may change its mind."""
+    _granted.set(frozenset(specs))
+
+
 def locate_code(spec: str) -> str:
     """The same name wherever it is read: a file, or a module of this folder, by its path."""
     place, _, name = spec.rpartition(":")
@@ -45,7 +53,7 @@ def locate_code(spec: str) -> str:
 
 def load_code(spec: str, what: str) -> Callable[[], Any]:
     """The function a name stands for, if it may run here; `what` it is, for the sentence."""
-    if spec not in _allowed:
+    if spec not in _allowed | _granted.get():
         raise SympruneError(
             f"The {what} {spec} is code, which runs only where who runs it has named it: on the "
             "command line, or in the node's own settings."

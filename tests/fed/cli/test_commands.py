@@ -35,6 +35,16 @@ def invoke(*arguments: str) -> str:
     return result.output
 
 
+def test_an_owner_makes_a_key_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    said = invoke("node-key", str(tmp_path / "node-0.key"))
+    assert "stays here" in said and (tmp_path / "node-0.pub").exists()
+    with pytest.raises(SympruneError, match="exists and is left as it is"):
+        invoke("node-key", str(tmp_path / "node-0.key"))
+    with pytest.raises(SympruneError, match="is to hold a private key"):
+        invoke("node-key", str(tmp_path / "other.pub"))
+
+
 def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> None:
     text = invoke(
         *("run", "--algorithm", "sparse-proxskip", "--data", "digits", "--clients", "10"),

@@ -83,10 +83,10 @@ def test_a_run_leaves_its_metrics_as_lines_and_as_prometheus_text(tmp_path: Path
     assert all(float(line.split()[-1]) >= 0 for line in samples)
 
 
-def make(folder: Path) -> Deployment:
+def make(folder: Path, node_keys: Path | None = None) -> Deployment:
     from symprune.fed.flower.deploy import Deployment
 
-    return Deployment(folder, TASK, 18731, 18741)
+    return Deployment(folder, TASK, 18731, 18741, node_keys=node_keys)
 
 
 @needs_flower
@@ -106,6 +106,38 @@ def test_rotated_keys_are_new_and_the_authority_stays(tmp_path: Path) -> None:
     assert all(mode(file) == 0o600 for file in keys.glob("*.key"))
     make(tmp_path).rotate_keys()
     assert json.loads((tmp_path / "nodes.json").read_text()) == [-11, -12]
+
+
+@needs_flower
+def test_an_owner_makes_its_own_key_and_hands_over_the_public_half(tmp_path: Path) -> None:
+    from symprune.fed.flower.keys import make_node_key
+
+    owner, given, keys = (tmp_path / name for name in ("owner", "given", "fed/keys"))
+    owner.mkdir()
+    given.mkdir()
+    public = make_node_key(owner / "node-1.key")
+    assert mode(owner / "node-1.key") == 0o600 and b"PRIVATE" not in public.read_bytes()
+    with pytest.raises(SympruneError, match="exists and is left as it is"):
+        make_node_key(owner / "node-1.key")
+    with pytest.raises(SympruneError, match="has no public keys of nodes"):
+        make(tmp_path / "fed", given).prepare()
+    (given / "node-1.pub").write_text("nonsense")
+    with pytest.raises(SympruneError, match="does not hold public node keys"):
+        make(tmp_path / "fed", given).prepare()
+    (given / "node-1.pub").write_bytes(public.read_bytes())
+    make(tmp_path / "fed", given).prepare()
+    assert {file.name for file in keys.glob("node-*")} == {"node-0.key", "node-0.pub", "node-1.pub"}
+    assert (keys / "node-1.pub").read_bytes() == public.read_bytes()
+    before = (keys / "node-0.pub").read_bytes()
+    (tmp_path / "fed" / "nodes.json").write_text("[11, 12]")
+    make(tmp_path / "fed").rotate_keys()
+    assert (keys / "node-1.pub").read_bytes() == public.read_bytes()
+    assert not (keys / "node-1.key").exists() and (keys / "node-0.pub").read_bytes() != before
+    assert json.loads((tmp_path / "fed" / "nodes.json").read_text()) == [-11, 12]
+    other = make_node_key(tmp_path / "again.key")
+    (given / "node-1.pub").write_bytes(other.read_bytes())
+    make(tmp_path / "fed", given).prepare()
+    assert json.loads((tmp_path / "fed" / "nodes.json").read_text()) == [-11, -12]
 
 
 @needs_flower

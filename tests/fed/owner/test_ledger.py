@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from symprune.errors import SympruneError
+from symprune.fed.owner.guard import guard_of, guard_of_text, ledger_of
 from symprune.fed.owner.ledger import Ledger
-from symprune.fed.privacy import Release, compose, noise_multiplier
+from symprune.fed.owner.places import places_of
+from symprune.fed.owner.policy import Policy
+from symprune.fed.privacy import CLIENT, Release, compose, noise_multiplier
 
 DELTA = 1e-5
 STEP = Release(1.0, noise_multiplier(1.0, DELTA, 1.0, 4))  # four of them are epsilon = 1
@@ -125,3 +130,55 @@ def test_a_ledger_that_cannot_be_written_allows_nothing(ledger: Ledger) -> None:
     ledger.file.mkdir(parents=True)
     with pytest.raises((SympruneError, OSError)):
         ledger.spend(STEP, "x", "y")
+
+
+def test_one_file_has_one_budget_however_it_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = folder / "rows.jsonl"
+    rows.write_text("{}\n")
+    (tmp_path / "link.jsonl").symlink_to(rows)
+    os.link(rows, tmp_path / "hard.jsonl")
+    spellings = ["data/rows.jsonl", str(rows), f"libsvm:{rows}", f"{folder}/./rows.jsonl:answer"]
+    spellings += ["link.jsonl", "hard.jsonl", str(folder), f"builtin*0.1 + {rows}*0.9"]
+    policy = Policy(epsilon=1.0)
+    for spelled in spellings[:4]:
+        ledger_of(policy, spelled).spend(STEP, "x", "y")
+    for spelled in spellings:
+        with pytest.raises(SympruneError, match="budget is spent"):
+            ledger_of(policy, spelled).spend(STEP, "x", "y")
+    (folder / "other.txt").write_text("other")
+    ledger_of(policy, str(folder / "other.txt")).spend(STEP, "x", "y")
+    assert ledger_of(policy, "a9a").spent() == 0
+
+
+def test_a_column_or_function_is_no_other_data() -> None:
+    assert places_of("hf:org/name:text") == places_of("hf:org/name")
+    assert places_of("module:one") == places_of("module:other")
+    assert places_of("hf:org/name") != places_of("hf:org/other")
+
+
+def test_training_and_pruning_spend_one_budget(tmp_path: Path) -> None:
+    file = tmp_path / "rows.txt"
+    file.write_text("1 1:1\n")
+    policy = Policy(epsilon=2.0)
+    pruning = guard_of_text({}, str(file))
+    training = guard_of({}, f"libsvm:{file}")
+    for guard in (pruning, training):
+        replace(guard, policy=policy).spend(Release(1.0, 4.0), "x", "y")
+    assert ledger_of(policy, str(file)).spent() == compose([Release(1.0, 4.0, 2)], DELTA)
+
+
+def test_a_clients_releases_count_for_its_rows_with_half_their_noise(ledger: Ledger) -> None:
+    """A row that changes may turn a clipped change round: that is twice its length."""
+    about_clients = Release(0.5, 4.0, 2, CLIENT)
+    ledger.spend(about_clients, "x", "y")
+    assert ledger.spent() == compose([about_clients], DELTA)
+    rows = Release(1.0, 20.0)
+    wider = Ledger(ledger.file, 50.0, DELTA)
+    wider.spend(rows, "x", "y")
+    assert wider.spent() == compose([Release(0.5, 2.0, 2), rows], DELTA)
+    assert wider.spent() > compose([about_clients, rows], DELTA)

@@ -10,10 +10,11 @@ import families
 import pytest
 
 from symprune.errors import SympruneError
-from symprune.fed.owner.guard import Guard
+from symprune.fed.owner.guard import Guard, guard_of_text
 from symprune.fed.owner.policy import Policy
+from symprune.fed.privacy import Release
+from symprune.fed.problems.models.fingerprint import digest, tokenizer_digest
 from symprune.fed.pruning import Client, Privacy, Server, messages, remote
-from symprune.fed.pruning.refusals import check_digest
 from symprune.fed.remote.transport import Node
 from symprune.recipe import Recipe
 
@@ -126,16 +127,16 @@ def test_the_digest_is_of_parameters_configuration_and_tokenizer(tiny_folder: Pa
     from symprune.checkpoint.load import load_with_tokenizer
 
     model, tokenizer = load_with_tokenizer(str(tiny_folder), device="cpu")
-    words = messages.tokenizer_digest(tokenizer)
-    known = bytes(messages.digest(model, {}, words).tolist()).hex()
-    check_digest(known, messages.digest(model, {}, words))
+    words = tokenizer_digest(tokenizer)
+    policy = Policy(model_digest=bytes(digest(model, {}, words).tolist()).hex())
+    policy.check_model(digest(model, {}, words))
     model.config.rms_norm_eps = 0.5
     with pytest.raises(SympruneError, match="model, configuration and tokenizer"):
-        check_digest(known, messages.digest(model, {}, words))
+        policy.check_model(digest(model, {}, words))
     model.config.rms_norm_eps = 1e-6
     tokenizer.add_tokens(["another word"])
     with pytest.raises(SympruneError, match="digest"):
-        check_digest(known, messages.digest(model, {}, messages.tokenizer_digest(tokenizer)))
+        policy.check_model(digest(model, {}, tokenizer_digest(tokenizer)))
 
 
 def test_a_deployed_client_takes_the_policys_text_and_model_and_no_others(
@@ -158,6 +159,75 @@ def test_a_deployed_client_without_a_policy_sends_no_plain_sums_of_its_files(
     own = {"model": str(tiny_folder), "text": str(text), "nsamples": 3, "seqlen": 32}
     with pytest.raises(SympruneError, match="not protected, it asks for noise"):
         remote.answer(messages.write_settings(server().settings), Node(0, tmp_path / "c", own))
+
+
+PRIVATE_TEXTS = ("{a}", "{a} + {b}", "{a}*0.7 + builtin*0.3", "{j}:answer", "hf:me/notes")
+
+
+@pytest.mark.parametrize("text", PRIVATE_TEXTS)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_text_is_its_owners_however_it_is_written(
+    text: str, named: bool, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """A mixture, a column or a data set of the hub is no file's name, and private all the same."""
+    for name in ("a.txt", "b.txt", "j.jsonl"):
+        (tmp_path / name).write_text("{}")
+    Policy(least_clients=2).save(tmp_path / "policy.yaml")
+    text = text.format(**{name[0]: tmp_path / name for name in ("a.txt", "b.txt", "j.jsonl")})
+    own = {"model": str(tiny_folder), "text": text}
+    own |= {"policy": str(tmp_path / "policy.yaml")} if named else {}
+    guard = guard_of_text(own, text)
+    assert guard.data == text and not guard.public
+    with pytest.raises(SympruneError, match="not protected, it asks for noise"):
+        guard.sums(False, 0.0, 0.0)
+
+
+def test_a_mixture_of_private_files_is_not_answered_plainly(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for file in files:
+        file.write_text("the lambda expression returns a function object " * 60)
+    own = {"model": str(tiny_folder), "text": f"{files[0]} + {files[1]}", "nsamples": 4}
+    own |= {"seqlen": 32, "allow_few_tokens": True}
+    with pytest.raises(SympruneError, match="not protected, it asks for noise"):
+        remote.answer(messages.write_settings(server().settings), Node(0, tmp_path / "c", own))
+
+
+def test_a_policy_holds_for_published_text_too_and_no_budget_is_spent_on_it(
+    tmp_path: Path,
+) -> None:
+    Policy(epsilon=1.0).save(tmp_path / "policy.yaml")
+    guard = guard_of_text({"policy": str(tmp_path / "policy.yaml")}, "builtin + wikitext2")
+    with pytest.raises(SympruneError, match="it asks for noise"):
+        guard.sums(True, 0.0, 0.0)
+    guard.spend(Release(1.0, 0.01), "pruning", "a")
+    assert not Policy().ledger_file.exists()
+    assert guard_of_text({}, "builtin").data is None
+
+
+def test_who_is_killed_between_spending_and_answering_has_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered is never more than what the ledger has."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    of, client = server(privacy=Privacy(3.9)), guarded(tmp_path, epsilon=4.0)
+    of.welcome(dict.fromkeys(range(2), client(of.hello()[0])))
+    asked = of.ask(0)[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "_answer", die)
+        with pytest.raises(Killed):
+            client(asked)
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1
+    again = guarded(tmp_path, epsilon=4.0)
+    with pytest.raises(SympruneError, match="budget is spent"):
+        again(asked)
 
 
 def test_claimed_drop_outs_do_not_make_a_sum_smaller_than_the_policy_allows(

@@ -127,14 +127,14 @@ def test_a_budget_is_not_renewed_by_a_new_run_folder_or_algorithm_option(
     elsewhere = replace(owner, folder=tmp_path / "another folder")
     assert "budget is spent" in ask(elsewhere, run="new")["reason"]
     assert "budget is spent" in ask(owner, run="new", seed=7, options={"clip": 0.5})["reason"]
-    ledger = Ledger(Policy().ledger_file(str(node.config["data"])), 0.3, 1e-5)
+    ledger = Ledger(Policy().ledger_file, 0.3, 1e-5)
     assert ledger.spent() <= 0.3
 
 
 def test_work_that_is_asked_for_again_as_if_it_were_lost_is_paid_for_again(node: Node) -> None:
     """A server that forgets what it counted draws fresh noise: that is another release."""
     policy = Policy()
-    file = policy.ledger_file(str(node.config["data"]))
+    file = policy.ledger_file
     first = ask(node)
     assert first == ask(node)  # the same turn: the same bytes, for nothing
     assert len(file.read_text().splitlines()) == 1
@@ -144,7 +144,7 @@ def test_work_that_is_asked_for_again_as_if_it_were_lost_is_paid_for_again(node:
 
 def test_a_damaged_ledger_ends_private_training(node: Node) -> None:
     ask(node)
-    file = Policy().ledger_file(str(node.config["data"]))
+    file = Policy().ledger_file
     file.write_bytes(file.read_bytes()[:-20] + b"\n")
     assert "is damaged" in ask(node, run="b")["reason"]
 

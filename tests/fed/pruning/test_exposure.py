@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from symprune import calibration
 from symprune.errors import SympruneError
 from symprune.fed import pruning
-from symprune.fed.pruning import Client, Privacy, Server, exposure
+from symprune.fed.pruning import Client, Privacy, Server, exposure, messages
 from symprune.fed.wire.payload import decode_message
 from symprune.recipe import Recipe
 
@@ -91,10 +93,60 @@ def test_a_gram_matrix_tells_every_count_however_long_the_text_is(
 def test_a_client_refuses_plain_sums_of_few_tokens_unless_its_owner_allows_them() -> None:
     model, tokens = families.model(), families.tokens(3, 10)
     hello = Server(model, Recipe(), 1).hello()[0]
-    with pytest.raises(SympruneError, match="30 tokens, too few to send plain sums: below 1,024"):
+    with pytest.raises(
+        SympruneError, match=r"21 tokens at different places, too few .* 1,024 tokens, 32 of"
+    ):
         Client(model, tokens)(hello)
     assert Client(model, tokens, allow_few_tokens=True)(hello)
-    assert Client(model, families.tokens(32, 32))(hello)
+    assert Client(model, families.tokens(40, 32))(hello)
+
+
+SHORT: dict[str, tuple[int, int, str]] = {  # tokens of the text, of a window, and what is said
+    "nine tokens, drawn over and over": (9, 4, "5 tokens at different places"),
+    "twenty in long windows": (20, 12, "16 tokens at different places"),
+}
+
+
+@pytest.mark.parametrize("text", SHORT)
+def test_a_short_text_is_short_however_often_it_is_drawn(
+    text: str, model: LlamaForCausalLM
+) -> None:
+    """Windows overlap: what was drawn says nothing of how much there is."""
+    length, window, sentence = SHORT[text]
+    ids = torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(3))
+    count = 2 * exposure.TOKENS_PER_NUMBER * WIDTH // window
+    tokens = calibration.windows(ids, count, window, 0)
+    with pytest.raises(SympruneError, match=sentence):
+        Client(model, tokens)(Server(model, Recipe(), 1).hello()[0])
+
+
+def test_a_long_text_of_few_words_gives_them_away_and_is_refused(
+    attack: ModuleType, model: LlamaForCausalLM
+) -> None:
+    drawn = torch.Generator().manual_seed(3)
+    few = torch.randint(0, VOCABULARY, (8,), generator=drawn)
+    tokens = few[torch.randint(0, 8, (80, WIDTH), generator=drawn)]
+    counts = torch.bincount(tokens.flatten(), minlength=VOCABULARY)
+    found = attack.attack(attack.first_inputs(model, VOCABULARY), attack.sent_sums(model, tokens))
+    assert attack.Recovered.compare(counts, found).words_found == 1
+    assert exposure.Text.of(tokens).places > exposure.TOKENS_PER_NUMBER * WIDTH
+    with pytest.raises(SympruneError, match="8 different tokens, too few"):
+        Client(model, tokens)(Server(model, Recipe(), 1).hello()[0])
+
+
+def test_places_are_never_more_than_the_text_has() -> None:
+    ids = families.tokens(1, 300).flatten()
+    for window in (1, 2, 3, 7, 40):
+        tokens = calibration.windows(ids, 200, window, 0)
+        assert exposure.Text.of(tokens).places <= 300
+
+
+def test_a_client_takes_no_weights_that_no_step_of_a_recipe_makes() -> None:
+    """A server that sends weights of its own gets other equations from every block."""
+    server = Server(families.model(), Recipe(), 2, secure=True)
+    hello = messages.write_settings(replace(server.settings, weights=True))
+    with pytest.raises(SympruneError, match="takes no weights from a server"):
+        Client(families.model(), families.tokens(3, 10), secure=True)(hello)
 
 
 @pytest.mark.parametrize("how", ["secure", "noise", "votes", "no data"])

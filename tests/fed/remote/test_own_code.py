@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import families
 import pytest
 import torch
 from loopback import Loopback
@@ -20,8 +21,11 @@ from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
 from symprune.fed.flower import apps
 from symprune.fed.owner.policy import Policy
+from symprune.fed.problems.datasets import text_data
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.models import user_code
+from symprune.fed.problems.models.causal_lm import CausalLM
+from symprune.fed.problems.models.fingerprint import digest_of_loss
 from symprune.fed.remote.client import answer
 from symprune.fed.remote.job import TrainingJob, identity
 from symprune.fed.remote.server import serve
@@ -85,7 +89,8 @@ class Owners(LocalTransport):
     def __init__(self, owners: str, folder: Path, model: str = "model") -> None:
         super().__init__(answer, 3, folder)
         names, policy = ("first", "second", "third"), folder / "policy.yaml"
-        Policy(protection="plain").save(policy)
+        code = tuple(f"{owners}:{name}" for name in (*names, model))
+        Policy(protection="plain", code=code).save(policy)
         shared = {"model": f"{owners}:{model}", "policy": str(policy)}
         self.settings = [{**shared, "data": f"{owners}:{name}"} for name in names]
 
@@ -116,6 +121,61 @@ def test_flower_carries_a_language_model_of_owners_to_the_same_bits(
     there = load_file(tmp_path / "server" / "model.safetensors")
     assert there.keys() == here.parameters.keys()
     assert all(torch.equal(there[name], here.parameters[name]) for name in there)
+
+
+def introduction(job: TrainingJob) -> bytes:
+    """What a server asks client 0 first."""
+    about = {"algorithm": job.algorithm, "options": job.options, "seed": 0, "client": 0}
+    about |= identity(job.whole_problem())
+    return Letter({"kind": "describe", "problem": job.problem, **about}).pack()
+
+
+def test_an_owner_who_takes_code_off_the_policy_is_not_answered_for_by_it_any_longer(
+    owners: str, tmp_path: Path
+) -> None:
+    """Also by a process that ran it before: it answers many letters."""
+    job, node = task(owners), Owners(owners, tmp_path / "clients").node(0)
+    letter = introduction(job)
+    user_code._allowed.clear()  # what the server's own job has allowed in this process
+    said = unpack(answer(letter, node)).header
+    assert said["status"] == "described", said
+    policy = Path(str(node.config["policy"]))
+    for left in ("model", "first"):
+        Policy(protection="plain", code=(f"{owners}:{left}",)).save(policy)
+        said = unpack(answer(letter, node)).header
+        assert "is code that it does not list" in said["reason"]
+    Policy(protection="plain", code=(f"{owners}:model",), data=f"{owners}:first").save(policy)
+    assert unpack(answer(letter, node)).header["status"] == "described"
+
+
+def test_a_model_that_is_not_the_owners_is_not_trained(owners: str, tmp_path: Path) -> None:
+    job, node = task(owners), Owners(owners, tmp_path / "clients").node(0)
+    letter, problem = introduction(job), job.whole_problem()
+    known = bytes(digest_of_loss(problem.loss, problem.words).tolist()).hex()
+    policy = Path(str(node.config["policy"]))
+    code = tuple(f"{owners}:{name}" for name in ("first", "model"))
+    for digest, status in ((known, "described"), ("00", "error")):
+        Policy(protection="plain", code=code, model_digest=digest).save(policy)
+        said = unpack(answer(letter, node)).header
+        assert said["status"] == status
+    assert f"the digest {known}, not 00" in said["reason"]
+
+
+@pytest.mark.parametrize("part", ["a weight", "the configuration", "the tokenizer"])
+def test_the_digest_of_a_trained_model_is_of_all_that_it_is(part: str) -> None:
+    def made(change: bool) -> tuple[CausalLM, bytes]:
+        model = families.model("smollm")
+        tokenizer = families.tokenizer()
+        if change and part == "a weight":
+            next(model.parameters()).data[0, 0] += 1
+        if change and part == "the configuration":
+            model.config.rms_norm_eps = 0.5
+        if change and part == "the tokenizer":
+            tokenizer.add_tokens(["another word"])
+        return CausalLM(model), text_data(["some text"], tokenizer=tokenizer, length=4).words
+
+    assert torch.equal(digest_of_loss(*made(False)), digest_of_loss(*made(False)))
+    assert not torch.equal(digest_of_loss(*made(False)), digest_of_loss(*made(True)))
 
 
 def test_a_client_runs_no_code_that_its_owner_has_not_named(owners: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from symprune.fed.wire.payload import decode_message, encode_message
 pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
 
-QUIET = {"clip": 50.0, "multiplier": 1e-7, "rate": 1.0, "honest": 2, "delta": 1e-5}
+QUIET = {"clip": 50.0, "multiplier": 1e-7, "rate": 1.0, "honest": 1, "delta": 1e-5}
 LOUD = {"clip": 1.0, "multiplier": 4.0, "rate": 1.0, "honest": 2, "delta": 1e-5}
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"p": 0.5},
@@ -253,6 +253,28 @@ def test_what_breaks_an_owners_policy_is_refused_before_anything_is_sent(
         unpack(d).header["status"] == "done" for said in wire.replies for d in said.values()
     )
     assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [("private", {"multiplier": 1.0}), ("private", {"clip": 2.0}), ("options", {"gamma": 0.2})],
+    ids=str,
+)
+def test_clients_that_are_promised_different_things_unmask_nothing(
+    part: str, change: dict[str, float], tmp_path: Path
+) -> None:
+    """Client 0 would count on shares of noise that the others were told not to add."""
+
+    def lie(letter: Letter) -> Letter:
+        header = letter.header
+        told = {**header[part], **change} if header["client"] else header[part]
+        return Letter({**header, part: told}, letter.parts)
+
+    wire = Owned(tmp_path / "c", lambda letter: lie(letter) if "run" in letter.header else letter)
+    outcome = serve(own_job(tmp_path, rounds=1), wire, tmp_path / "server", pause=0)
+    assert [record["replies"] for record in outcome.history] == [0]
+    said = [unpack(data).header for data in wire.replies[-1].values()]
+    assert all("has not agreed to who takes part" in header["reason"] for header in said)
 
 
 @pytest.fixture

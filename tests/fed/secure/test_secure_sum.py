@@ -266,6 +266,19 @@ def test_a_server_cannot_put_clients_of_its_own_in(tmp_path: Path) -> None:
         parties[1].share({**cards, 2: intruders["twice"]}, trusts[1])
 
 
+def test_two_thirds_of_the_owners_it_knows_must_be_there(tmp_path: Path) -> None:
+    """A roster of a victim and a colluder is a sum of two, whoever else has a key."""
+    trusts = [Trust(node_key(tmp_path, str(n)), tmp_path) for n in range(6)]
+    parties = [Party.enter(n, trust) for n, trust in enumerate(trusts)]
+    cards = {n: party.card for n, party in enumerate(parties)}
+    for few in (2, 3):
+        roster = {n: cards[n] for n in range(few)}
+        with pytest.raises(SympruneError, match=f"sum of {few} clients: its owner insists on 4"):
+            parties[0].share(roster, trusts[0])
+    assert parties[0].share({n: cards[n] for n in range(5)}, trusts[0])
+    assert parties[0].least == 4
+
+
 def test_a_node_key_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("nonsense")
     with pytest.raises(SympruneError, match=r"node key .* cannot be used"):
@@ -349,4 +362,11 @@ def test_a_client_counts_on_no_more_honest_ones_than_every_sum_has() -> None:
         gone_or_hostile = size - graph.assured(size)
         assert graph.assured(size) >= 1 and gone_or_hostile >= size - graph.threshold(size)
         assert graph.assured_after_losses(size) <= graph.assured(graph.threshold(size))
-    assert [graph.assured_after_losses(n) for n in (2, 3, 7, 10, 100)] == [2, 2, 2, 3, 23]
+    assert [graph.assured_after_losses(n) for n in (2, 4, 5, 7, 10, 100)] == [1, 1, 2, 2, 3, 23]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 9])
+def test_the_noise_is_enough_against_another_client_of_the_sum(size: int) -> None:
+    """It knows its own share, so of what is counted on none may be its."""
+    others = graph.threshold(size) - 1
+    assert graph.assured(size) <= max(1, others)
