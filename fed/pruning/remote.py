@@ -43,6 +43,7 @@ from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
 from symprune.fed.secure.party import Trust
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
+from symprune.machine.lock import alone
 from symprune.models import hub
 from symprune.recipe import Recipe
 from symprune.validation import has_kinds, parse_json
@@ -206,7 +207,7 @@ def answer(data: bytes, node: Node) -> bytes:
     guard = guard_of(node.config, settings.text if Path(settings.text).exists() else None)
     if guard.data is not None:
         settings = replace(settings, text=guard.data)
-    with limited_threads():
+    with alone(node.lock), limited_threads():
         model, tokens, stored, words = settings.load(node.folder)
         check_digest(guard.policy.model_digest, messages.digest(model, stored, words))
         owner = (settings.privacy, settings.secure, node.folder)
