@@ -1,8 +1,11 @@
 """Replies of which some may be hostile: which count, or what stands for their mean.
 
-`norm:K` leaves out a reply that is K times as far from the coordinate-wise median as the median
-reply; `krum:f` leaves out the f replies that are farthest from their nearest neighbours (Blanchard
-et al., Multi-Krum). A reply that is left out is one that never came, so whatever an algorithm keeps
+`norm:K` leaves out a reply that is K times as far from the coordinate-wise median as is usual: as
+the median reply was, in the round of the run in which that was farthest. Late in a run the others
+all but agree, and who has few rows is no liar for being behind. Of lists, whose values have no
+common places, the lengths as vectors are compared, in units of the median length at least.
+`krum:f` leaves out the f replies that are farthest from their nearest neighbours (Blanchard et al.,
+Multi-Krum). A reply that is left out is one that never came, so whatever an algorithm keeps
 constant over the replies that count, such as the sum of control variates, stays as it is.
 `trimmed:s` (Yin et al.) and `geometric-median` (Pillutla et al.) take the place of the mean, and
 are refused where a client's state is measured against the mean itself.
@@ -20,9 +23,11 @@ from symprune.fed.protocol import Algorithm, Received, Turn, check
 
 NONE, NORM, KRUM, TRIMMED, MEDIAN = "none", "norm", "krum", "trimmed", "geometric-median"
 FORMS = (NONE, f"{NORM}:K", f"{KRUM}:f", f"{TRIMMED}:share", MEDIAN)
-DEPLOYED = f"{NORM}:1000"  # between machines: far beyond what different data do
+DEPLOYED = f"{NORM}:20"  # between machines: beyond honest replies, scripts/fed/honest_distances.py
 LARGEST = 1e150  # whose square is finite
 STEPS = 64  # of Weiszfeld's iteration
+Usual = dict[str, float]
+"""Of every field of a reply, the largest median distance of a round so far."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +49,22 @@ class Defence:
             f"take its place; use {NORM}:K or {KRUM}:f.",
         )
 
-    def keeps(self, replies: Received) -> Tensor:
-        """Which replies count, `[C]` boolean."""
-        views = _views(replies)
+    def keeps(self, replies: Received, usual: Usual | None = None) -> Tensor:
+        """Which replies count, `[C]` boolean. usual is brought up to date."""
+        views, usual = _views(replies), {} if usual is None else usual
         count = len(next(iter(replies.values()))) if replies else 0
         everyone = torch.ones(count, dtype=torch.bool)
         if not views or self.rule not in (NORM, KRUM):
             return everyone
         if self.rule == KRUM:
-            return _krum(torch.cat([_in_usual_sizes(view) for view in views], 1), int(self.value))
+            scaled = [_in_sizes(view, _size(view)) for view in views.values()]
+            return _krum(torch.cat(scaled, 1), int(self.value))
         if count < 3:  # of two that differ, nobody can say which is odd
             return everyone
-        far = [_in_usual_sizes(view).norm(dim=1) > self.value for view in views]
+        for name, view in views.items():
+            length = float(view.median()) if isinstance(replies[name], list) else 0.0
+            usual[name] = max(usual.get(name, 0.0), _size(view), length)
+        far = [field_distances(v, usual[name]) > self.value for name, v in views.items()]
         return ~torch.stack(far).any(0)
 
     def combine(self, replies: Received) -> Received:
@@ -96,15 +105,16 @@ def read_defence(text: str) -> Defence:
 
 
 def defend(
-    defence: Defence, algorithm: Algorithm, replies: Received, turn: Turn
+    defence: Defence, algorithm: Algorithm, replies: Received, turn: Turn, usual: Usual
 ) -> tuple[Tensor, Received, Turn]:
     """Which of the turn's replies count, those replies as the server is to see them, and the turn
-    about their clients. A turn that needs everyone is left as it is."""
+    about their clients. A turn that needs everyone is left as it is. usual is what earlier turns
+    have left, and is brought up to date."""
     kept = torch.ones(len(turn.clients), dtype=torch.bool)
     if defence.rule == NONE or algorithm.needs_everyone(turn):
         return kept, replies, turn
     if replies:
-        kept = defence.keeps(replies)
+        kept = defence.keeps(replies, usual)
     chosen = {name: _choose(rows, kept) for name, rows in replies.items()}
     return kept, defence.combine(chosen), replace(turn, clients=turn.clients[kept])
 
@@ -128,32 +138,40 @@ def geometric_median(rows: Tensor) -> Tensor:
     return point.view(rows.shape[1:]).to(rows.dtype)
 
 
+def field_distances(view: Tensor, size: float) -> Tensor:
+    """How far every row is from the coordinate-wise median, in units of this size."""
+    return _in_sizes(view, size).norm(dim=1)
+
+
 def _choose(rows: Tensor | list[Tensor], kept: Tensor) -> Tensor | list[Tensor]:
     if isinstance(rows, Tensor):
         return rows[kept]
     return [row for row, keep in zip(rows, kept.tolist(), strict=True) if keep]
 
 
-def _views(replies: Received) -> list[Tensor]:
+def _views(replies: Received) -> dict[str, Tensor]:
     """What replies are compared by, `[C, k]` each: every field of numbers that all have alike, and
     of lists that differ in length how long a vector they are."""
-    views = []
-    for rows in replies.values():
+    views = {}
+    for name, rows in replies.items():
         if isinstance(rows, list):
             sizes = [float(row.double().norm()) for row in rows]
-            views.append(torch.tensor(sizes, dtype=torch.float64).unsqueeze(1))
+            views[name] = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
         elif rows.is_floating_point() and rows.numel():
-            views.append(rows.flatten(1).double())
+            views[name] = rows.flatten(1).double()
     return views
 
 
-def _in_usual_sizes(view: Tensor) -> Tensor:
-    """How far each row is from the coordinate-wise median, in units of the median distance."""
+def _size(view: Tensor) -> float:
+    """The rows' median distance from the coordinate-wise median."""
+    return min(float((view - view.median(0).values).norm(dim=1).median()), LARGEST)
+
+
+def _in_sizes(view: Tensor, size: float) -> Tensor:
+    """The rows' differences from the coordinate-wise median, in units of this size."""
     centre = view.median(0).values
-    away = view - centre
-    size = float(away.norm(dim=1).median())
     floor = 1e-9 * (1.0 + float(centre.norm()))  # rows that agree to the last digits
-    return (away / max(size, floor)).clamp(-LARGEST, LARGEST)
+    return ((view - centre) / max(size, floor)).clamp(-LARGEST, LARGEST)
 
 
 def _krum(rows: Tensor, hostile: int) -> Tensor:

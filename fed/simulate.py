@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, Message, Received, State, Turn, check, check_options
 from symprune.fed.randomness import check_seed
-from symprune.fed.robust import NONE, Defence, defend, read_defence
+from symprune.fed.robust import NONE, Defence, Usual, defend, read_defence
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect, merge
@@ -151,6 +151,7 @@ def simulate(
         defence.check_for(algorithm)
         engine = _Engine(algorithm, problem, clients_at_once, wire, defence)
         state = _begin(algorithm, problem, seed, x0, checkpoint)
+        engine.usual = state.usual
         ledger = Ledger(**state.ledger)
         goal = None if optimum is None else (optimum, problem.mean_value(optimum))
         with_norm = problem.closed_form if gradient_norm is None else gradient_norm
@@ -176,7 +177,7 @@ def simulate(
                 progress(entry)
                 last = (stop is not None and stop(entry)) or last
             if checkpoint is not None and (last or state.turn % checkpoint_every == 0):
-                disk.save(checkpoint, state)
+                disk.save(checkpoint, replace(state, usual=engine.usual))
             if last:
                 break
         return Result(algorithm, state.server, state.client, ledger, state.history, problem.layout)
@@ -225,6 +226,7 @@ class _Engine:
     clients_at_once: int | None
     wire: bool
     defence: Defence
+    usual: Usual = field(default_factory=dict)  # how far replies were so far
     stacks: dict[int, Problem] = field(default_factory=dict)
     own: State = field(default_factory=dict)  # clients' states that only the engine holds
 
@@ -253,7 +255,8 @@ class _Engine:
         client, replies = self._work(client, received, turn, cohort, everyone)
         up = Parcel(replies, len(cohort), reply=True)
         up.check_finite(f"{algorithm.name}: a reply of round {turn.number}")
-        kept, seen, about = defend(self.defence, algorithm, self._transport(up), turn.about(cohort))
+        came, about = self._transport(up), turn.about(cohort)
+        kept, seen, about = defend(self.defence, algorithm, came, about, self.usual)
         counted = kept.cpu()
         ledger.up(about.clients.cpu(), up.sizes()[counted], up.bits()[counted])
         if not bool(kept.all()):  # work that does not count is undone, as between machines

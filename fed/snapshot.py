@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ VERSION = 1
 
 @dataclass
 class Snapshot:
-    """Everything a run needs to go on: the next turn, the states, the ledger and the history."""
+    """Everything a run needs to go on: the next turn, the states, the ledger, the history, and how
+    far apart replies usually are."""
 
     run: str  # which algorithm, problem and seed; must match on resume
     turn: int
@@ -28,6 +29,7 @@ class Snapshot:
     client: State
     ledger: State
     history: list[dict[str, Any]]
+    usual: dict[str, float] = field(default_factory=dict)
 
 
 def save(path: Path, snapshot: Snapshot) -> None:
@@ -42,6 +44,7 @@ def save(path: Path, snapshot: Snapshot) -> None:
         "run": snapshot.run,
         "turn": str(snapshot.turn),
         "history": json.dumps(snapshot.history),
+        "usual": json.dumps(snapshot.usual),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +69,10 @@ def load(path: Path, device: str | torch.device = "cpu") -> Snapshot:
             part, _, name = key.partition("/")
             parts[part][name] = tensor.to("cpu" if part == "ledger" else device)
         run, turn, history = metadata["run"], int(metadata["turn"]), parse_json(metadata["history"])
-    except (KeyError, ValueError) as error:
+        usual = {k: float(v) for k, v in parse_json(metadata.get("usual", "{}")).items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise SympruneError(f"Checkpoint {path} is corrupt: {error}.") from None
     told = isinstance(history, list) and all(isinstance(record, dict) for record in history)
     if turn < 0 or not told:
         raise SympruneError(f"Checkpoint {path} is corrupt: its history is not one.")
-    return Snapshot(run, turn, history=history, **parts)
+    return Snapshot(run, turn, history=history, usual=usual, **parts)

@@ -54,7 +54,7 @@ def deploy(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     robust: Annotated[
         str | None,
-        typer.Option(help="Against hostile replies: norm:1000 (default), krum:1, trimmed:0.2, ..."),
+        typer.Option(help="Against hostile replies: norm:20 (default), krum:1, trimmed:0.2, ..."),
     ] = None,
     clip: Clip = None,
     epsilon: Epsilon = None,

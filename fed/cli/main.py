@@ -86,7 +86,7 @@ def run(
         int | None, typer.Option(help="Size of the stacks clients are computed in.")
     ] = None,
     robust: Annotated[
-        str, typer.Option(help="Against hostile replies: norm:10, krum:1, trimmed:0.2, ...")
+        str, typer.Option(help="Against hostile replies: norm:20, krum:1, trimmed:0.2, ...")
     ] = "none",
     clip: Clip = None,
     epsilon: Epsilon = None,

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from symprune.errors import SympruneError, check
 from symprune.fed.owner.audit import audited
-from symprune.fed.remote.transport import Answer, Node, Setting, Transport
+from symprune.fed.remote.transport import Answer, Node, Setting, Transport, refusal_in
+from symprune.machine.lock import alone
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -34,6 +35,7 @@ Main = Callable[[Transport, Mapping[str, Any]], None]
 log = logging.getLogger("symprune.fed")
 RECORD, FIELD = "symprune", "letter"
 STYPE = "symprune.bytes"  # not numpy's format: its header may claim any size
+UNANSWERED = "it does not answer; why is in its owner's audit log"
 WHO = b"who"  # the question every node answers with its client's number
 TIMEOUT = 600.0  # seconds a round waits for a client that is still connected
 POLL = 0.2  # seconds between two looks at the mailbox
@@ -169,11 +171,15 @@ def client_app(answer: Answer, given: Mapping[str, Any] | None = None) -> Client
         node = _node(dict(context.node_config), {**(given or {}), **context.run_config})
         data = from_record(message.content)
         if data == WHO:
-            said = str(node.number).encode()
-        else:
-            about = message.metadata
-            who = {"client": node.number, "from": about.src_node_id, "flower_run": about.run_id}
-            said = audited(partial(answer, data, node), data, node.folder, node.config, who)
+            return Message(content=to_record(str(node.number).encode()), reply_to=message)
+        about = message.metadata
+        who = {"client": node.number, "from": about.src_node_id, "flower_run": about.run_id}
+        try:
+            ask = partial(answer, data, node)
+            said = audited(ask, data, node.folder, node.config, who, refusal_in)
+        except Exception:  # Flower tells the server what an exception says: names of files, for one
+            log.exception("Client %s did not answer.", node.number)
+            raise SympruneError(UNANSWERED) from None
         return Message(content=to_record(said), reply_to=message)
 
     return app
@@ -265,25 +271,12 @@ def _server_folder(config: Mapping[str, Any]) -> Iterator[Path]:
     folder = Path(str(config["folder"])) / "server"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _alone(folder):
+        with alone(folder / "lock"):  # after a crash the last process may linger
             yield folder
     except Exception as error:
         sentence = str(error) if isinstance(error, SympruneError) else repr(error)
         (folder / f"error{config.get('attempt', '')}.txt").write_text(f"{sentence}\n")
         raise
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process works on the folder: after a crash its last one may linger."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def simulation(job: TrainingJob, folder: Path, cpus: int = 1) -> None:

@@ -374,10 +374,14 @@ def running(deployment: Deployment) -> Iterator[Deployment]:
     deployment.prepare()
     with ending_as_exceptions():
         try:
-            deployment.start()
-            yield deployment
-        finally:
+            try:
+                deployment.start()
+                yield deployment
+            finally:
+                deployment.stop()
+        except BaseException:  # a signal may have come before the line above; no other one does
             deployment.stop()
+            raise
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:

@@ -26,6 +26,7 @@ import psutil
 from symprune.errors import SympruneError
 from symprune.fed.flower.waiting import stretched
 from symprune.fed.remote.transport import Answer, Node
+from symprune.machine.lock import alone
 
 LOG = "resident.log"  # in the node's folder, with the socket
 LONGEST = 100  # bytes of a socket's path, which systems bound
@@ -73,16 +74,11 @@ def _read(said: bytes) -> bytes:
 @contextmanager
 def _connected(place: Path, module: str) -> Iterator[socket.socket]:
     """A connection to the process, which is started if nobody listens; one caller at a time."""
-    import fcntl
-
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with os.fdopen(os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with socket.socket(socket.AF_UNIX) as connection:
-            if connection.connect_ex(str(place)) != 0:
-                _start(place, module)
-                connection.connect(str(place))
-            yield connection
+    with alone(place.with_name(f"{place.name}.lock")), socket.socket(socket.AF_UNIX) as connection:
+        if connection.connect_ex(str(place)) != 0:
+            _start(place, module)
+            connection.connect(str(place))
+        yield connection
 
 
 def _start(place: Path, module: str) -> None:

@@ -22,9 +22,11 @@ def audited(
     folder: Path,
     config: Mapping[str, Any],
     who: Mapping[str, Any],
+    refusal_in: Callable[[bytes], str | None] = lambda _: None,
 ) -> bytes:
     """What `answer` says to these bytes, once it is written down that it was said, and to whom. An
-    answer that cannot be written down is not given."""
+    answer that cannot be written down is not given. refusal_in: the sentence of an answer that says
+    why there is none."""
     place = policy_of(config).audit
     file = folder / FILE if place is None else Path(place).expanduser()
     try:
@@ -32,7 +34,9 @@ def audited(
     except Exception as error:
         _write(file, {**who, **_content("asked", asked), "refused": str(error)})
         raise
-    _write(file, {**who, **_content("asked", asked), **_content("answered", said)})
+    why = refusal_in(said)
+    refused = {} if why is None else {"refused": why}
+    _write(file, {**who, **_content("asked", asked), **_content("answered", said), **refused})
     return said
 
 

@@ -52,10 +52,11 @@ class Policy:
     what leaves, `plain`, `secure-sum`, `shared-noise` (in a secure sum, enough together with other
     honest clients' shares) or `noise`. least_noise: the noise multiplier; least_clip and
     most_clip: what may be clipped to. least_clients: of the run and of every sum; least_samples:
-    rows, or windows of text, that must be there. epsilon, delta: the budget of all runs together.
-    data: the only data that is used, whatever the server names; may_name: files of data or masks
-    that a server may name. model_digest: of parameters, configuration and tokenizer. code:
-    `module:function`s that may be loaded. ledger, audit: where these files are.
+    rows, or windows of text, that must be there. most_parameters: of a network that a server
+    names. epsilon, delta: the budget of all runs together. data: the only data that is used,
+    whatever the server names; may_name: files of data or masks that a server may name.
+    model_digest: of parameters, configuration and tokenizer. code: `module:function`s that may be
+    loaded. ledger, audit: where these files are.
     """
 
     jobs: tuple[str, ...] = (TRAINING, PRUNING)
@@ -66,6 +67,7 @@ class Policy:
     most_clip: float = 100.0
     least_clients: int = 2
     least_samples: int = 1
+    most_parameters: int = 20_000_000
     epsilon: float = 8.0
     delta: float = 1e-5
     data: str | None = None
@@ -84,6 +86,7 @@ class Policy:
         _check(clips, "the clip bounds are above 0, the least not above the most")
         _check(0 <= self.least_noise < math.inf, "least_noise is not negative")
         _check(self.least_clients >= 1 and self.least_samples >= 1, "least numbers are 1 or more")
+        _check(self.most_parameters >= 1, "most_parameters is 1 or more")
         budget = 0 < self.epsilon < math.inf and 0 < self.delta < 1
         _check(budget, "epsilon is above 0 and delta within (0, 1)")
 

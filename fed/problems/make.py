@@ -25,7 +25,7 @@ from symprune.fed.problems.losses import (
 )
 from symprune.fed.problems.models.causal_lm import CausalLM, token_weights
 from symprune.fed.problems.models.user_code import is_code, load_code
-from symprune.fed.problems.networks import NETWORKS, network
+from symprune.fed.problems.networks import NETWORKS, check_size, network
 from symprune.fed.problems.partitions import check_partition, partition
 from symprune.fed.problems.problem import Problem, Rows, stack_rows
 from symprune.fed.problems.quadratic import normal_equations
@@ -53,6 +53,7 @@ def make_problem(
     seed: int = 0,
     client_test_share: float = 0.0,
     masks: str | Path | Mapping[str, Tensor] | None = None,
+    most_parameters: int | None = None,
 ) -> Problem:
     """A federated problem: a data set, shared out, with a loss.
 
@@ -63,7 +64,8 @@ def make_problem(
     `l2/2 ||w||^2`. nonconvex: weight of `sum_j w_j^2/(1+w_j^2)`. weighting: of a client's rows, see
     `stack_rows`. dtype: float32 or float64. seed: of the split. client_test_share: the part of
     every client's rows that is kept for its own test. masks: a `MaskSet` or the file or folder of
-    one; the problem is then one in the weights that they keep."""
+    one; the problem is then one in the weights that they keep. most_parameters: of a network by its
+    name; a larger one is refused before memory is taken."""
     if isinstance(masks, str | Path):
         masks = MaskSet.load(masks)
     check_not_negative(l2=l2, nonconvex=nonconvex)
@@ -77,7 +79,7 @@ def make_problem(
     model = model or {0: "linear", 2: "logistic"}.get(dataset.classes, "softmax")
     if model == "softmax":
         dataset = dataset.with_intercept()
-    loss = make_loss(model, dataset)
+    loss = make_loss(model, dataset, most_parameters)
     parts = [(dataset.x[i], dataset.y[i]) for i in partition(dataset, split, clients, seed)]
     called = model if isinstance(model, str) else type(getattr(loss, "module", loss)).__name__
     name = f"{dataset.name} ({called}, {split}, {clients} clients)"
@@ -114,7 +116,7 @@ def check_model(model: str) -> None:
         raise SympruneError(f"Unknown model {model!r}; choose from {', '.join(known)}.")
 
 
-def make_loss(model: str | Own, data: Dataset) -> Loss:
+def make_loss(model: str | Own, data: Dataset, most_parameters: int | None = None) -> Loss:
     """The loss a model, or its name, stands for on this data."""
     if not isinstance(model, str) or is_code(model, CODE_FREE):
         return _own_loss(model, data)
@@ -141,6 +143,8 @@ def make_loss(model: str | Own, data: Dataset) -> Loss:
     if data.classes == 2:
         raise SympruneError(f"Networks need labels 0, 1, ...; {data.name} has -1 and +1.")
     make = partial(network(model), tuple(features), data.classes or 1)
+    if most_parameters is not None:
+        check_size(make, model, most_parameters)
     if data.classes:
         return Module(make, cross_entropy, "classification")
     return Module(make, squared_error, "regression")

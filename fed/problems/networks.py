@@ -10,11 +10,14 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 
 NORM_GROUPS = 32
+MOST_LAYERS = 100  # of an mlp by name
+MOST_DIGITS = 8  # of the number of units in one of them
 
 
 def mlp(shape: tuple[int, ...], classes: int, *widths: int) -> nn.Module:
@@ -175,7 +178,18 @@ def network(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     widths = argument.split("-")
     if not kind.endswith("mlp") or not all(w.isdigit() and int(w) > 0 for w in widths):
         raise SympruneError(f"Network {name!r} is not of the form mlp:100-50.")
+    if len(widths) > MOST_LAYERS or max(map(len, widths)) > MOST_DIGITS:
+        most = f"{MOST_LAYERS} layers of {MOST_DIGITS} digits each"
+        raise SympruneError(f"A network by name has at most {most}, not {name[:80]!r}.")
     return lambda shape, classes: NETWORKS[kind](shape, classes, *map(int, widths))
+
+
+def check_size(make: Callable[[], nn.Module], model: str, most: int) -> None:
+    """Refuse a network with more parameters than this, without taking memory for them."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in make().parameters())
+    if size > most:
+        raise SympruneError(f"Model {model} has {size:,} parameters; {most:,} are allowed.")
 
 
 def _image(shape: tuple[int, ...], smallest: int) -> tuple[tuple[int, int], tuple[nn.Module, ...]]:

@@ -19,7 +19,7 @@ from symprune.errors import SympruneError
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, vote_type
 from symprune.fed.pruning.packed_stats import Part, layout, length
-from symprune.fed.secure import collector, keys
+from symprune.fed.secure import collector, graph, keys
 from symprune.fed.secure.masking import WIDE, WORDS
 from symprune.fed.wire.payload import Expected, Shape, decode_as, encode_message, first_field
 from symprune.models.matrices import Matrix
@@ -142,6 +142,7 @@ def read_settings(data: bytes) -> Settings:
     asked: Expected = {"collect": (INTEGER, (4,)), "bounds": (DOUBLE, (3,))}
     numbers, fields = read(data, HELLO, {**asked, "recipe": (BYTE, (size,))})
     number, clients, secure, how, weights = numbers[:5]
+    graph.check_clients(clients)
     if not 0 <= number < clients:
         raise SympruneError(f"A client is given the number {number} of {clients}.")
     if not 0 <= how < len(AGGREGATES) or (AGGREGATES[how] == STATISTICS) != (size == 0):

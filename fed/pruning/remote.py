@@ -45,6 +45,7 @@ from symprune.fed.secure.graph import threshold
 from symprune.fed.secure.party import Trust
 from symprune.fed.threads import limited_threads
 from symprune.machine import compute, durable
+from symprune.machine.lock import alone
 from symprune.models import hub
 from symprune.recipe import Recipe
 from symprune.validation import has_kinds, parse_json
@@ -208,7 +209,7 @@ def answer(data: bytes, node: Node) -> bytes:
     guard = guard_of_text(node.config, settings.text)
     if guard.data is not None:
         settings = replace(settings, text=guard.data)
-    with limited_threads():
+    with alone(node.lock), limited_threads():
         model, tokens, stored, words = settings.load(node.folder)
         guard.policy.check_model(digest(model, stored, words))
         owner = (settings.privacy, settings.secure, node.folder)

@@ -27,6 +27,7 @@ from symprune.fed.remote.transport import Node
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.parcel import Parcel
+from symprune.machine.lock import alone
 
 log = logging.getLogger("symprune.fed")
 
@@ -39,9 +40,10 @@ def answer(data: bytes, node: Node) -> bytes:
         with limited_threads():
             if letter.header.get("kind") == "describe":
                 return _describe(letter, node).pack()
-            if private_client.concerns(letter):
-                return private_client.answer(letter, node).pack()
-            return _take_part(letter, node).pack()
+            with alone(node.lock):
+                if private_client.concerns(letter):
+                    return private_client.answer(letter, node).pack()
+                return _take_part(letter, node).pack()
     except SympruneError as error:
         return Letter({"status": "error", "reason": str(error)}).pack()
     except Exception as error:  # a server's bytes must not end a client

@@ -20,11 +20,12 @@ from symprune.fed.private_users import PrivateUsers, UserPrivacy, private_users
 from symprune.fed.problems.datasets import LOADERS
 from symprune.fed.problems.make import CODE_FREE, make_problem
 from symprune.fed.problems.models.user_code import allow_code, grant_code, is_code
+from symprune.fed.problems.networks import NETWORKS
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
 from symprune.fed.randomness import check_seed
 from symprune.fed.robust import DEPLOYED, NONE, Defence, read_defence
-from symprune.fed.secure.graph import threshold
+from symprune.fed.secure.graph import check_clients, threshold
 from symprune.validation import check_not_negative, has_kinds, parse_json
 
 STATE = "state.safetensors"  # in the server's folder
@@ -32,7 +33,8 @@ CONTENT = {"algorithm": str, "options": dict, "problem": dict, "rounds": int, "s
 CONTENT |= {"robust": str, "private": dict}
 PRIVATE = {"clip": float, "multiplier": float, "rate": float, "honest": int, "delta": float}
 KNOWN = {"model": CODE_FREE, "data": tuple(LOADERS)}  # by their first words: no user's code
-PROBLEM = tuple(inspect.signature(make_problem).parameters)
+LIMIT = "most_parameters"  # which a client sets for itself
+PROBLEM = tuple(name for name in inspect.signature(make_problem).parameters if name != LIMIT)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         check(self.rounds >= 1, f"There must be a round at least, not {self.rounds}.")
-        check(self.clients >= 1, f"There must be a client at least, not {self.clients}.")
+        check_clients(self.clients)
         check_not_negative(l2=float(self.problem.get("l2", 0)))
         check_seed(self.seed)
         for name in self.problem:
@@ -126,6 +128,7 @@ class TrainingJob:
             protection=NOISE if private else PLAIN,
             least_clients=min(self.clients, threshold(self.clients)),
             may_name=tuple(str(name) for name in names if name and "/" in str(name)),
+            most_parameters=self._most_parameters(),
         )
         spent = options["epsilon"]
         return replace(policy, epsilon=float(spent)) if private and spent else policy
@@ -143,7 +146,14 @@ class TrainingJob:
             epsilon=promised.epsilon(self.rounds, self.delta),
             delta=self.delta,
             may_name=tuple(str(name) for name in data if name and "/" in str(name)),
+            most_parameters=self._most_parameters(),
         )
+
+    def _most_parameters(self) -> int:
+        """As many as any network by name has, or this one if its widths make it larger."""
+        named = str(self.problem.get("model")).partition(":")
+        larger = self.whole_problem().dimension if named[0] in NETWORKS and named[2] else 0
+        return max(Policy.most_parameters, larger)
 
     def steps_done(self, folder: Path) -> int:
         """The rounds the server has finished and saved."""
@@ -151,18 +161,20 @@ class TrainingJob:
         return snapshot.load(file).turn if file.exists() else 0
 
     def client_problem(
-        self, number: int, data: str | None = None, masks: str | None = None
-    ) -> Problem:
+        self, number: int, data: str | None = None, masks: str | None = None,
+        most_parameters: int | None = None,
+    ) -> Problem:  # fmt: skip
         """One client's part of the problem, or, with `data`, rows that only it has. `masks`: where
-        the client keeps its file of the masks, if not where the server does."""
-        if masks is not None:
-            here = replace(self, problem={**self.problem, "masks": masks})
-            return here.client_problem(number, data)
+        the client keeps its file of the masks, if not where the server does. most_parameters: of a
+        network that the job names."""
+        here = dict(self.problem) if masks is None else {**self.problem, "masks": masks}
+        if most_parameters is not None:
+            here[LIMIT] = most_parameters
         if data is None:
-            return self.whole_problem().select(torch.tensor([number]))
+            return _problem(json.dumps(here, sort_keys=True)).select(torch.tensor([number]))
         weighting = self.problem.get("weighting", "mean")
         check(weighting != "size", "Weighting size needs rows that are shared out, not own data.")
-        own = {**self.problem, "data": data, "split": "iid", "clients": 1}
+        own = {**here, "data": data, "split": "iid", "clients": 1}
         alone = _problem(json.dumps(own, sort_keys=True))
         return replace(alone, ids=torch.tensor([number]))
 

@@ -25,6 +25,7 @@ from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.remote.job import TrainingJob, identity
 from symprune.fed.remote.replies import Counted, count
 from symprune.fed.remote.transport import Transport
+from symprune.fed.robust import Usual
 from symprune.fed.simulate import Record
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.ledger import Ledger
@@ -82,6 +83,7 @@ class Loop:
         self.transport, self.pause = transport, pause
         self.algorithm = job.build_algorithm().located(problem.layout)
         self.defence = job.defence
+        self.usual: Usual = {}
         self.catches_up = type(self.algorithm).listen is not Algorithm.listen
         self.owed: dict[int, tuple[int, bytes]] = {}  # broadcasts that may not have been heard
         self.listened: set[int] = set()  # whose memory has heard this turn, if it is tried again
@@ -94,7 +96,7 @@ class Loop:
             state = disk.load(file)
             check(state.run == self.run, f"{file} belongs to another run.")
             self.turn, self.server, self.history = state.turn, state.server, state.history
-            self.ledger = Ledger(**state.ledger)
+            self.ledger, self.usual = Ledger(**state.ledger), state.usual
             kept = state.client
             self.counted = kept.pop("counted")
             names = [name for name in kept if name.startswith("owed.")]
@@ -108,7 +110,7 @@ class Loop:
         self.server = self.algorithm.server_init(self.problem.initial(self.job.seed), everyone)
         self.memory = dict(self.algorithm.memory(self.server, everyone))
         self.counted = torch.full((n,), -1)
-        self.ledger = Ledger.empty(n)
+        self.ledger, self.usual = Ledger.empty(n), {}
 
     def save(self, file: Path) -> None:
         owed = {
@@ -117,7 +119,7 @@ class Loop:
         }
         kept = {**self.memory, "counted": self.counted, **owed}
         snapshot = disk.Snapshot(
-            self.run, self.turn, self.server, kept, self.ledger.state(), self.history
+            self.run, self.turn, self.server, kept, self.ledger.state(), self.history, self.usual
         )
         disk.save(file, snapshot)
 
@@ -181,6 +183,7 @@ class Loop:
             {i: replies[i] for i in replies if i in workers},
             turn,
             self.defence,
+            self.usual,
         )
         return counted, bodies, len(wanted) if algorithm.needs_everyone(turn) else 1
 

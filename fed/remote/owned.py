@@ -46,7 +46,8 @@ def own_problem(header: Header, job: TrainingJob, node: Node, guard: Guard) -> P
     guard.names(job.problem, node.config)
     masked = job.problem.get("masks") is not None
     own = str(masks) if masked and masks is not None else None
-    problem = job.client_problem(node.number, guard.data, own)
+    most = guard.policy.most_parameters
+    problem = job.client_problem(node.number, guard.data, own, most)
     for what, own_one in identity(problem).items():
         same = own_one == header.get(what, "")
         check(same, f"Client {node.number} has other {what} than the server.")

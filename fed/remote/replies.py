@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symprune.errors import SympruneError
 from symprune.fed.protocol import Algorithm, Like, Received, State, Turn, check
-from symprune.fed.robust import UNDEFENDED, Defence, defend
+from symprune.fed.robust import UNDEFENDED, Defence, Usual, defend
 from symprune.fed.wire.envelope import unpack
 from symprune.fed.wire.parcel import collect
 from symprune.fed.wire.payload import decode_message
@@ -84,8 +84,10 @@ def count(
     replies: Mapping[int, bytes],
     turn: Turn,
     defence: Defence = UNDEFENDED,
+    usual: Usual | None = None,
 ) -> Counted:
-    """The replies of the turn that pass, alone and beside the others, put together."""
+    """The replies of the turn that pass, alone and beside the others, put together. usual: how far
+    apart replies were in the turns before."""
     clients, bodies, bits = [], [], []
     for client, data in sorted(replies.items()):
         alone = turn.about(torch.tensor([client]))
@@ -103,7 +105,8 @@ def count(
     told = torch.tensor(bits, dtype=torch.int64)
     received = collect(bodies)
     try:
-        kept, received, _ = defend(defence, algorithm, received, turn.about(numbers))
+        about, usual = turn.about(numbers), {} if usual is None else usual
+        kept, received, _ = defend(defence, algorithm, received, about, usual)
     except SympruneError as error:  # too few for the rule: as if nobody had replied
         log.warning("Round %s: %s", turn.number, error)
         kept, received = torch.zeros(len(clients), dtype=torch.bool), {}

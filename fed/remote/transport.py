@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from symprune.errors import SympruneError
+from symprune.fed.wire.envelope import unpack
+
 Setting = str | int | float | bool
 
 
@@ -24,8 +27,22 @@ class Node:
     folder: Path
     config: Mapping[str, Setting] = field(default_factory=dict)
 
+    @property
+    def lock(self) -> Path:
+        """What whoever answers a letter holds meanwhile: two at once would read one state."""
+        return self.folder / "lock"
+
 
 Answer = Callable[[bytes, Node], bytes]
+
+
+def refusal_in(reply: bytes) -> str | None:
+    """Why a client says that it does not take part; None of any other bytes."""
+    try:
+        header = unpack(reply).header
+    except SympruneError:  # what a pruning client says is no letter
+        return None
+    return str(header.get("reason")) if header.get("status") == "error" else None
 
 
 class Transport(Protocol):

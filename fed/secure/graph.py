@@ -11,9 +11,20 @@ import hashlib
 import math
 from collections.abc import Mapping
 
+from symprune.errors import SympruneError
+
 COMPLETE = 128
+MOST_CLIENTS = 1 << 14  # of a federation: what a client keeps room for on a server's word
 COLLUDING = 0.1
 SECURITY_BITS = 40
+
+
+def check_clients(clients: int) -> None:
+    """Refuse more clients than there can be, before anything is as long as there are clients."""
+    if not 1 <= clients <= MOST_CLIENTS:
+        raise SympruneError(
+            f"A federation has 1 to {MOST_CLIENTS:,} clients that are machines, not {clients:,}."
+        )
 
 
 def threshold(clients: int) -> int:

@@ -27,10 +27,12 @@ def device() -> Iterator[PretendDevice]:
 
 
 def alike(here: Result, there: Result) -> None:
-    """Products are made by another library there, so figures agree up to rounding."""
+    """Products are made by another library there, so figures agree up to rounding. What cancels
+    exactly in one of them may leave a rest in the other, and zeros are not sent."""
     assert isinstance(there.model, OnDevice)
     first, second = here.history[-1], there.history[-1]
-    assert first.keys() == second.keys() and first["bytes_up"] == second["bytes_up"]
+    assert first.keys() == second.keys()
+    assert first["bytes_up"] == pytest.approx(second["bytes_up"], rel=5e-3)
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-3)
 
 

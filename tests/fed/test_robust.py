@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from machines import CLIENTS, Network, job, states
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed import snapshot
 from symprune.fed.algorithms import ALGORITHMS, build
 from symprune.fed.problems.make import make_problem
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Turn
 from symprune.fed.remote.loop import Outcome
 from symprune.fed.remote.server import serve
-from symprune.fed.robust import geometric_median, read_defence, trimmed_mean
+from symprune.fed.robust import DEPLOYED, Usual, geometric_median, read_defence, trimmed_mean
 from symprune.fed.simulate import Result, simulate
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.payload import decode_message, encode_message
@@ -63,7 +65,7 @@ def without(name: str, folder: Path, rounds: int = 3) -> Outcome:
 
 @pytest.mark.parametrize("name", ["fedavg", "gd", "scaffold", "proxskip", "ef-bv", "fedopt"])
 def test_by_default_a_server_leaves_out_a_finite_1e30(name: str, tmp_path: Path) -> None:
-    hostile = attacked(name, tmp_path / "hostile", "norm:1000")
+    hostile = attacked(name, tmp_path / "hostile", DEPLOYED)
     honest = without(name, tmp_path / "honest")
     assert torch.equal(hostile.model, honest.model)
     assert int(hostile.counted[HOSTILE]) == -1
@@ -77,7 +79,7 @@ def test_without_a_defence_the_same_reply_wins(tmp_path: Path) -> None:
 def test_the_control_variates_still_add_up_to_zero_when_a_reply_is_left_out(
     name: str, tmp_path: Path
 ) -> None:
-    outcome = attacked(name, tmp_path, "norm:1000", rounds=4)
+    outcome = attacked(name, tmp_path, DEPLOYED, rounds=4)
     kept = states(tmp_path, outcome)
     algorithm = outcome.algorithm
     everyone = Turn(0, 0, CLIENTS, torch.arange(CLIENTS))
@@ -91,7 +93,7 @@ def test_the_control_variates_still_add_up_to_zero_when_a_reply_is_left_out(
 def test_the_servers_variate_stays_the_mean_of_the_clients_when_scaffold_leaves_one_out(
     tmp_path: Path,
 ) -> None:
-    outcome = attacked("scaffold", tmp_path, "norm:1000", rounds=4)
+    outcome = attacked("scaffold", tmp_path, DEPLOYED, rounds=4)
     mean = outcome.memory["c"].double().mean(0)
     size = 16 * torch.finfo(torch.float32).eps * float(outcome.memory["c"].abs().max())
     assert torch.allclose(outcome.server["c"].double(), mean, atol=size, rtol=0)
@@ -142,6 +144,71 @@ def test_every_rule_still_trains_when_a_seventh_of_the_replies_is_hostile(
     monkeypatch.setattr(cls, "reply", hostile)
     run = simulate(build("fedavg"), problem, 6, robust=rule)
     assert run.history[-1]["loss"] < 1.1 * honest.history[-1]["loss"]
+
+
+def outlier(reply: Any, distances: float) -> Any:
+    """FedAvg's replies, of which the hostile one is so many median distances from their median."""
+
+    def lie(self: object, w: Tensor, x: Tensor, turn: Turn) -> dict[str, Tensor]:
+        rows = reply(self, w, x, turn)["w"]
+        centre = rows.median(0).values
+        away = rows[HOSTILE] - centre
+        far = distances * (rows - centre).norm(dim=1).median() / away.norm()
+        rows[HOSTILE] = centre + far * away
+        return {"w": rows}
+
+    return lie
+
+
+def test_one_of_seven_at_nine_hundred_median_distances_is_as_if_it_had_not_replied(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = ALGORITHMS["fedavg"]
+    monkeypatch.setattr(cls, "reply", outlier(cls.reply, 900))
+    defended = simulate(build("fedavg"), problem, 4, robust=DEPLOYED)
+    assert defended.history[-1]["loss"] < 1.1 * simulate(
+        build("fedavg"), problem, 4, robust="krum:1"
+    ).history[-1]["loss"]  # fmt: skip
+    wrecked = simulate(build("fedavg"), problem, 4, robust="norm:1000")
+    assert wrecked.history[-1]["loss"] > 1000 * defended.history[-1]["loss"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "proxskip", "scaffold"])
+@pytest.mark.parametrize("split", ["class:2", "quantity:0.3"])
+def test_the_default_leaves_no_honest_client_out_however_its_data_differ(
+    name: str, split: str
+) -> None:
+    uneven = make_problem("digits", split=split, clients=10, l2=0.1)
+    plain, defended = (
+        simulate(build(name), uneven, 15, robust=rule, evaluate_every=0)
+        for rule in ("none", DEPLOYED)
+    )
+    assert same(plain, defended)
+
+
+def test_what_is_usual_is_what_it_was_when_replies_differed_most() -> None:
+    rule, usual = read_defence("norm:5"), Usual()
+    apart = torch.tensor([[-1.0], [0.0], [1.0], [2.0]])
+    assert rule.keeps({"w": apart}, usual).all() and usual == {"w": 1.0}
+    late = torch.tensor([[0.0], [1e-3], [0.0], [4.0]])  # who is behind is no liar
+    assert rule.keeps({"w": late}, usual).tolist() == [True] * 4
+    late[3] = 6.0
+    assert rule.keeps({"w": late}, usual).tolist() == [True, True, True, False]
+    assert rule.keeps({"w": late}, Usual()).tolist() == [True, False, True, False]
+
+
+def test_lists_of_other_lengths_are_compared_by_how_long_vectors_they_are() -> None:
+    rows = [torch.ones(4), torch.ones(4), torch.ones(5), 19.0 * torch.ones(4)]
+    assert read_defence("norm:20").keeps({"g": list(rows)}).all()
+    assert read_defence("norm:15").keeps({"g": list(rows)}).tolist() == [True] * 3 + [False]
+
+
+def test_a_run_that_goes_on_knows_what_was_usual_before(problem: Problem, tmp_path: Path) -> None:
+    whole = simulate(build("proxskip"), problem, 6, robust="norm:3")
+    file = tmp_path / "state.safetensors"
+    simulate(build("proxskip"), problem, 3, robust="norm:3", checkpoint=file)
+    assert snapshot.load(file).usual.keys() == {"what"}
+    assert same(whole, simulate(build("proxskip"), problem, 6, robust="norm:3", checkpoint=file))
 
 
 def same(a: Result, b: Result) -> bool:

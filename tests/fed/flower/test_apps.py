@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,14 @@ from symprune.errors import SympruneError
 from symprune.fed import snapshot
 from symprune.fed.algorithms import ALGORITHMS
 from symprune.fed.flower import apps
+from symprune.fed.pruning import remote
+from symprune.fed.remote import client
 from symprune.fed.remote.client import answer
 from symprune.fed.remote.job import TrainingJob
+from symprune.fed.remote.transport import Node, refusal_in
 from symprune.fed.simulate import simulate
+from symprune.fed.wire.envelope import Letter
+from symprune.machine.lock import alone
 from symprune.maskset import MaskSet
 
 needs_flower = pytest.mark.skipif(
@@ -151,3 +159,61 @@ for name in sys.argv[2:]:
     subprocess.run([*run, str(tmp_path), *SIMULATED], check=True, timeout=1200)
     for name in SIMULATED:
         check_the_bits(tmp_path / name, job(name, 2))
+
+
+@needs_flower
+def test_of_a_client_that_fails_the_server_learns_nothing_and_its_owner_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower tells the server what an exception says."""
+    secret = "/home/somebody/diagnoses.txt does not exist."
+
+    def fail(data: bytes, node: Node) -> bytes:
+        raise SympruneError(secret) if data == b"refuse" else KeyError(secret)
+
+    for asked in (b"refuse", b"break"):
+        grid: Any = Loopback(apps.client_app(fail), tmp_path, 1)
+        with pytest.raises(SympruneError) as raised:
+            apps.FlowerTransport(grid, grid.nodes).exchange({0: asked})
+        assert str(raised.value) == apps.UNANSWERED and raised.value.__cause__ is None
+    assert "diagnoses" in caplog.text
+    lines = (tmp_path / "900" / "audit.jsonl").read_text().splitlines()
+    assert len(lines) == 2 and all("diagnoses" in json.loads(line)["refused"] for line in lines)
+
+
+@needs_flower
+def test_a_refusal_to_train_is_in_the_owners_audit_log_in_words(tmp_path: Path) -> None:
+    grid: Any = Loopback(apps.client_app(answer), tmp_path, 1)
+    (reply,) = apps.FlowerTransport(grid, grid.nodes).exchange({0: b"no letter"}).values()
+    (line,) = (tmp_path / "900" / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["refused"] == refusal_in(reply) == "A letter has no header."
+
+
+@pytest.mark.parametrize("of", ["training", "pruning"])
+def test_two_letters_at_once_are_answered_one_after_the_other(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower has a process for each, and where a folder's name is long none that stays."""
+    begun = threading.Event()
+
+    def work(*_: Any) -> None:
+        begun.set()
+        raise SympruneError("That is far enough.")
+
+    monkeypatch.setattr(client, "_take_part", work)
+    monkeypatch.setattr(remote.NodeSettings, "load", work)
+    node = Node(0, tmp_path, {"model": "m", "text": "t"})
+    second = threading.Thread(target=lambda: _quietly(of, node))
+    with alone(node.lock):
+        second.start()
+        assert not begun.wait(0.2)
+    second.join()
+    assert begun.is_set()
+
+
+def _quietly(of: str, node: Node) -> None:
+    with suppress(SympruneError):
+        if of == "training":
+            client.answer(Letter({"kind": "turn"}).pack(), node)
+        else:
+            remote.answer(b"", node)

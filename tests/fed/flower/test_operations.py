@@ -203,6 +203,55 @@ def test_a_deployment_that_is_told_to_stop_again_and_again_leaves_no_process_beh
     assert mode(tmp_path / "fed" / "logs" / "superlink.log") == 0o600
 
 
+AT_ONCE = """
+import subprocess, sys, time
+from symprune.fed.flower.deploy import running
+from symprune.fed.flower.signals import undisturbed
+
+class Little:
+    def prepare(self): pass
+    def start(self):
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(self.child.pid, flush=True)
+    def stop(self):
+        with undisturbed():
+            time.sleep(0.05)
+            self.child.kill()
+            self.child.wait()
+
+with running(Little()):
+    while True:
+        time.sleep(1)
+"""
+PAIRS = [
+    (signal.SIGTERM, signal.SIGHUP),
+    (signal.SIGHUP, signal.SIGTERM),
+    (signal.SIGINT, signal.SIGTERM),
+    (signal.SIGTERM, signal.SIGINT),
+]
+
+
+def test_two_signals_without_a_pause_between_them_leave_no_process_behind() -> None:
+    started = [
+        subprocess.Popen([sys.executable, "-c", AT_ONCE], stdout=subprocess.PIPE,
+                         stderr=subprocess.DEVNULL)
+        for _ in PAIRS
+    ]  # fmt: skip
+    children = []
+    for process, pair in zip(started, PAIRS, strict=True):
+        assert process.stdout is not None
+        children.append(int(process.stdout.readline()))
+        for number in pair:
+            process.send_signal(number)
+    for process in started:
+        with process:
+            assert process.wait() != 0
+    left = [pid for pid in children if _alive(pid)]
+    for pid in left:
+        psutil.Process(pid).kill()
+    assert not left
+
+
 def _alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

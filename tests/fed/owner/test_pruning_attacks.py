@@ -244,3 +244,14 @@ def test_claimed_drop_outs_do_not_make_a_sum_smaller_than_the_policy_allows(
     of.take(0, masked)
     with pytest.raises(SympruneError, match="2 clients are fewer than 3"):
         clients[0](of.ask(0)[0])
+
+
+def test_a_run_of_more_clients_than_there_can_be_is_refused_before_it_has_begun(
+    tmp_path: Path,
+) -> None:
+    """A client would make room for so many cards in the next message, whatever its length."""
+    client, of = guarded(tmp_path, protection="secure-sum"), server(3, secure=True)
+    with pytest.raises(SympruneError, match="1 to 16,384 clients"):
+        client(hello(of, clients=100_000_000))
+    with pytest.raises(SympruneError, match="was not told of"):
+        client(messages.write(messages.head(messages.SHARE, 100_000_000)))

@@ -11,9 +11,11 @@ import pytest
 import torch
 from machines import PROBLEM, Network, job
 
+from symprune.fed.owner.policy import Policy
 from symprune.fed.remote.client import answer
 from symprune.fed.remote.server import serve
 from symprune.fed.remote.transport import Node
+from symprune.fed.secure import keys
 from symprune.fed.wire.bits import varints
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.payload import encode_message
@@ -121,3 +123,44 @@ def test_a_client_in_trouble_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "clients" / "client-1").write_text("no folder")
     outcome = serve(job("gd", 2), Network(tmp_path / "clients"), tmp_path / "server", pause=0)
     assert outcome.counted.tolist() == [1, -1, 1, 1]
+
+
+def grown(before: int) -> int:
+    """By how many kB the memory of this process has grown beyond its largest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+
+def test_a_network_is_bounded_before_memory_is_taken(tmp_path: Path) -> None:
+    said(letter("gd", b"\0"), tmp_path)  # what a refusal takes anyway
+    before = grown(0)
+    for model in ("mlp:400000", "he-mlp:99999999-99999999"):
+        problem = {**PROBLEM, "model": model}
+        assert "20,000,000 are allowed" in said(letter(problem=problem), tmp_path)
+        described = said(letter(problem=problem, kind="describe"), tmp_path)
+        assert "20,000,000 are allowed" in described
+    for model in ("mlp:" + "-".join(["1"] * 101), "mlp:" + "9" * 40):
+        assert "by name has at most" in said(letter(problem={**PROBLEM, "model": model}), tmp_path)
+    assert grown(before) < 60_000  # kB
+
+
+def test_an_owner_bounds_a_network_by_its_policy_and_no_server_does(tmp_path: Path) -> None:
+    problem = {**PROBLEM, "model": "mlp:16"}
+    Policy(most_parameters=D - 1).save(tmp_path / "policy.yaml")
+    config = {"policy": str(tmp_path / "policy.yaml")}
+    assert "649 are allowed" in said(letter(problem=problem), tmp_path, config)
+    wider = {**problem, "most_parameters": 10**9}
+    assert "no setting 'most_parameters'" in said(letter(problem=wider), tmp_path, config)
+
+
+def test_a_run_of_more_clients_than_there_can_be_takes_no_memory(tmp_path: Path) -> None:
+    """The cards of a hundred million clients, all of them zero, fit into thirty bytes."""
+    n = 100_000_000
+    private = {"clip": 1.0, "multiplier": 4.0, "rate": 1.0, "honest": 1, "delta": 1e-5}
+    about = {"private": private, "session": 1, "n": n, "problem": {"data": "digits", "clients": n}}
+    sparse = bytes([6]) + b"roster" + bytes([8 | 1 << 4]) + varints(1, n, 0)
+    sparse += bytes([5]) + b"cards" + bytes([5 | 1 << 4]) + varints(2, n, keys.CARD_BYTES, 0)
+    before = grown(0)
+    for kind in ("enter", "share", "describe"):
+        asked = letter("gd", varints(2) + sparse, kind=kind, count=n, **about)
+        assert "1 to 16,384 clients" in said(asked, tmp_path)
+    assert grown(before) < 60_000  # kB

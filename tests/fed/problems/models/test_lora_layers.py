@@ -1,4 +1,4 @@
-"""LoRA on every kind of layer that is pruned: adding it changes nothing, merging changes nothing."""
+"""LoRA on every kind of layer that is pruned: neither adding nor merging it changes anything."""
 
 from __future__ import annotations
 
