@@ -38,7 +38,8 @@ class BlockReconstruction:
     of values on a grid. batch: windows to a step. inputs: of the block, from the `pruned` blocks
     before it or from the `dense` ones; the targets are the dense model's either way. last: what the
     last block is trained on after its outputs: the `predictions` the head makes of them, at
-    `last_rate` instead of `rate`, or nothing else (`outputs`).
+    `last_rate` instead of `rate` and with `last_batch` windows to a step, or nothing else
+    (`outputs`).
     """
 
     name: ClassVar[str] = "block"
@@ -50,18 +51,19 @@ class BlockReconstruction:
     inputs: str = "pruned"
     last: str = "predictions"
     last_rate: float = 0.003
+    last_batch: int = 4
 
     def __post_init__(self) -> None:
         check_positive(epochs=self.epochs, rate=self.rate, batch=self.batch)
-        check_positive(last_rate=self.last_rate)
+        check_positive(last_rate=self.last_rate, last_batch=self.last_batch)
         check_not_negative(scale_rate=self.scale_rate)
         check_choice("inputs", self.inputs, INPUTS)
         check_choice("last", self.last, LAST)
 
     def for_predictions(self) -> BlockReconstruction:
-        """The same at the rate of the last block's predictions; scales slow down alike."""
+        """The same for the last block's predictions; scales slow down as weights do."""
         slower = self.scale_rate * self.last_rate / self.rate
-        return replace(self, rate=self.last_rate, scale_rate=slower)
+        return replace(self, rate=self.last_rate, scale_rate=slower, batch=self.last_batch)
 
 
 @dataclass(frozen=True)

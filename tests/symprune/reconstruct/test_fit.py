@@ -177,6 +177,9 @@ def test_a_huge_token_counts_as_a_few_usual_ones() -> None:
         {"batch": 0},
         {"inputs": "both"},
         {"scale_rate": -1},
+        {"last": "all"},
+        {"last_rate": 0},
+        {"last_batch": 0},
         {"pace": 1},
     ],
 )

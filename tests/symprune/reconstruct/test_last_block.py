@@ -11,7 +11,7 @@ import torch
 import symprune
 from symprune import Recipe
 from symprune.engine.predictions import PREDICTED, Predictions
-from symprune.engine.reconstruct import APART, NEARER
+from symprune.engine.reconstruct import AFTER, APART, NEARER
 
 HELD_OUT = families.tokens(4, seed=9)
 WAYS = ("outputs", "predictions")
@@ -42,6 +42,11 @@ def test_held_out_predictions_come_nearer_by_as_much_as_is_told(family: str) -> 
     assert told[APART] == pytest.approx(found["outputs"][1], rel=1e-3, abs=1e-7)
     assert told[NEARER] == pytest.approx(apart, rel=1e-3, abs=1e-7)
     assert not any(APART in layer.figures for layer in found["outputs"][0].layers)
+    errors = [[layer.figures.get(AFTER) for layer in found[last][0].layers] for last in WAYS]
+    changed = [before != after for before, after in zip(*errors, strict=True)]
+    ended = [APART in layer.figures for layer in report.layers]
+    assert not any(changed) or changed == ended
+    assert any(changed) == (told[NEARER] < told[APART])
 
 
 @pytest.mark.parametrize("changes", [{}, {"values": "int4"}, {"pattern": "2:4", "sparsity": None}])
