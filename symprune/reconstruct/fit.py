@@ -50,7 +50,7 @@ class BlockReconstruction:
     batch: int = 1
     inputs: str = "pruned"
     last: str = "predictions"
-    last_rate: float = 0.003
+    last_rate: float = 0.002
     last_batch: int = 4
 
     def __post_init__(self) -> None:
