@@ -118,7 +118,7 @@ class Policy:
     def check_samples(self, samples: int) -> None:
         """Refuse to answer about so few rows or windows."""
         few = samples < self.least_samples
-        _refuse(few, f"{samples} samples are fewer than {self.least_samples}")
+        _refuse(few, f"its samples are fewer than {self.least_samples}")
 
     def check_model(self, digest: Tensor) -> None:
         """Refuse a model, a configuration or a tokenizer that is not the one the owner knows."""

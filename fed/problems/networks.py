@@ -180,7 +180,7 @@ def network(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
         raise SympruneError(f"Network {name!r} is not of the form mlp:100-50.")
     if len(widths) > MOST_LAYERS or max(map(len, widths)) > MOST_DIGITS:
         most = f"{MOST_LAYERS} layers of {MOST_DIGITS} digits each"
-        raise SympruneError(f"A network by name has at most {most}, not {name[:80]!r}.")
+        raise Refusal(f"A network by name has at most {most}, not {name[:80]!r}.")
     return lambda shape, classes: NETWORKS[kind](shape, classes, *map(int, widths))
 
 

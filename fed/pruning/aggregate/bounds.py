@@ -139,12 +139,17 @@ def too_long(said: Mapping[int, Lengths], own: Lengths, most: float) -> dict[int
             if mine is None or not bool(mine.any()):
                 continue
             usual, times, size = mine, ALONE, float(mine.square().mean().sqrt())
-        limit = times * usual.clamp(min=size)
-        whole = rows.square().mean(1).sqrt() > times * size
-        for number, odd in zip(there, (rows > limit).any(1) | whole, strict=True):
-            if odd:
+        for number, said_to_be in zip(there, times_usual(rows, usual, size), strict=True):
+            if said_to_be > times:
                 found[number] = f"What it measured is more than {times:g} times as large as usual."
     return found
+
+
+def times_usual(rows: Tensor, usual: Tensor, size: float) -> Tensor:
+    """For every client how many times as long as usual its longest channel is, or all together if
+    that is more. A quiet channel is measured by the size of all."""
+    alone = (rows / usual.clamp(min=size)).amax(1)
+    return torch.maximum(alone, rows.square().mean(1).sqrt() / size)
 
 
 def claims_too_many(samples: Mapping[int, int]) -> list[int]:

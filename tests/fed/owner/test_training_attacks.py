@@ -169,7 +169,7 @@ def test_a_damaged_ledger_ends_private_training(node: Node) -> None:
         ({"jobs": ("pruning",)}, "no training is allowed"),
         ({"algorithms": ("fedavg",)}, "ldp-fedp3 is not among its algorithms"),
         ({"least_clients": 3}, "2 clients are fewer than 3"),
-        ({"least_samples": 41}, "40 samples are fewer than 41"),
+        ({"least_samples": 41}, "its samples are fewer than 41"),
         ({"least_noise": 5.0}, "multiplier of 4 is below 5"),
     ],
 )

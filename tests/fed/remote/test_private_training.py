@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another algorithm": ({}, {"algorithms": ("gd",)}, "fedavg is not among its algorithms"),
     "no promise": ({"delta": 2.0}, {}, "delta must be between"),
     "a chance of zero": ({"rate": 0.0}, {}, "with a chance, not 0"),
-    "few rows": ({}, {"least_samples": 21}, "20 samples are fewer than 21"),
+    "few rows": ({}, {"least_samples": 21}, "its samples are fewer than 21"),
 }
 
 
