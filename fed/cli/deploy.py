@@ -76,6 +76,13 @@ def deploy(
     rotate_keys: Annotated[
         bool, typer.Option(help="New keys and certificate first, for SuperLink and nodes.")
     ] = False,
+    rotate_authority: Annotated[
+        bool,
+        typer.Option(
+            help="A step to another certificate authority: first one ca.crt that accepts the old "
+            "and the new one, for everybody; said again, the new one alone."
+        ),
+    ] = False,
     only_prepare: Annotated[
         bool, typer.Option(help="Write app, keys and settings, start nothing.")
     ] = False,
@@ -124,6 +131,16 @@ def deploy(
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host, node_keys)
     if rotate_keys:
         deployment.rotate_keys()
+    if rotate_authority:
+        over = deployment.rotate_authority()
+        known = deployment.folder / "keys" / "ca.crt"
+        console.say(
+            f"The new authority has signed the SuperLink's certificate; {known} accepts it alone."
+            if over
+            else f"Give every owner {known}, which accepts the old and the new authority, then say "
+            "--rotate-authority again."
+        )
+        return
     if only_prepare:
         deployment.prepare()
         console.say(f"App, keys and settings are in {deployment.folder}.")
