@@ -100,6 +100,6 @@ def run(folder: Path, silent: bool) -> Outcome:
 def test_the_model_is_that_of_the_honest_nodes(tmp_path: Path) -> None:
     """Who repeats itself is honest, and counts once."""
     with_them, without = run(tmp_path / "a", False), run(tmp_path / "b", True)
-    assert [record["replies"] for record in with_them.history] == [NODES - NODES // 10] * ROUNDS
+    assert [record["replies"] for record in with_them.history[1:]] == [NODES - NODES // 10] * ROUNDS
     assert torch.equal(with_them.model, without.model)
     assert with_them.history[-1]["loss"] < 0.9 * with_them.history[0]["loss"]
