@@ -12,7 +12,7 @@ import torch
 from machines import CLIENTS, PROBLEM, Network
 
 from symprune.errors import SympruneError
-from symprune.fed import make_problem, simulate
+from symprune.fed import simulate
 from symprune.fed.mechanism import UNITS
 from symprune.fed.owner.ledger import Ledger
 from symprune.fed.owner.policy import Policy
@@ -25,6 +25,7 @@ from symprune.fed.remote.server import serve
 from symprune.fed.remote.transport import Node
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.payload import decode_message, encode_message
+from symprune.maskset import MaskSet
 
 pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
@@ -51,7 +52,7 @@ def central(task: TrainingJob) -> torch.Tensor:
     """The same in one process, with noise of its own."""
     promised = UserPrivacy(**{k: v for k, v in QUIET.items() if k != "delta"})
     algorithm = private_users(replace(task, private={}).build_algorithm(), promised)
-    return simulate(algorithm, make_problem(**PROBLEM), task.rounds).model
+    return simulate(algorithm, task.whole_problem(), task.rounds).model
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -383,3 +384,19 @@ def test_a_private_job_says_all_of_its_promise_and_nothing_else() -> None:
         TrainingJob("fedavg", {}, PROBLEM, private=LOUD)
     with pytest.raises(SympruneError, match="does not go by the mean"):
         TrainingJob("ef21", {}, PROBLEM, private=LOUD, robust="none")
+
+
+def test_pruned_weights_are_in_no_secure_sum(tmp_path: Path) -> None:
+    keep = torch.rand(10, 65, generator=torch.Generator().manual_seed(3)) < 0.3
+    masks = MaskSet()
+    masks["weight"] = keep
+    masks.save(tmp_path / "masks")
+    task = job("fedavg", rounds=2)
+    pruned = replace(task, problem={**task.problem, "masks": str(tmp_path / "masks")})
+    outcome = run(pruned, tmp_path)
+    model = outcome.model.view(10, 65)
+    assert not model[~keep].any() and bool(model[keep].any())
+    bits = 64 * int(keep.sum()) * CLIENTS * 2
+    assert outcome.history[-1]["paper_bits_up"] * CLIENTS == bits
+    here = central(pruned)
+    assert float((model.flatten() - here).norm()) < 0.02 * float(here.norm())
