@@ -70,13 +70,14 @@ FED_MAY_IMPORT = {
         "compressors", "devices", "mechanism", "participation", "privacy", "problems", "protocol",
         "randomness", "registry", "wire",
     },
+    "adapters": {"problems"},
     "simulate": {
         "devices", "problems", "protocol", "randomness", "robust", "snapshot", "threads", "wire",
     },
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
     "remote": {
-        "algorithms", "mechanism", "owner", "private_users", "problems", "protocol", "randomness",
-        "registry", "robust", "secure", "simulate", "snapshot", "threads", "wire",
+        "algorithms", "devices", "mechanism", "owner", "private_users", "problems", "protocol",
+        "randomness", "registry", "robust", "secure", "simulate", "snapshot", "threads", "wire",
     },
     "private_users": {"mechanism", "privacy", "problems", "protocol"},
     "secure": {"wire"},
@@ -86,13 +87,15 @@ FED_MAY_IMPORT = {
     },
     "flower": {"owner", "protocol", "pruning", "remote", "secure", "snapshot"},
     "cli": {
-        "algorithms", "compare", "devices", "flower", "owner", "privacy", "private_users",
-        "problems", "protocol", "pruning", "registry", "remote", "robust", "secure", "simulate",
+        "adapters", "algorithms", "compare", "devices", "flower", "owner", "privacy",
+        "private_users", "problems", "protocol", "pruning", "registry", "remote", "robust",
+        "secure", "simulate",
     },
 }  # fmt: skip
 FED_USES = {
     "owner": {"calibration", "corpus", *TENSORS},
     "problems": {"maskset", "token_loss", *TENSORS},
+    "adapters": {"card", "checkpoint", "maskset", *BASE},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
     "cli": {"cli", "eval", "recipe", *TENSORS},
 }
