@@ -200,7 +200,7 @@ def warn_of_loss(history: list[dict[str, Any]]) -> None:
     check_not_diverged(history)
     sentence = ended_above_start(history)
     if sentence is not None:
-        console.err.print(f"Warning: {sentence}.")
+        console.warn(f"{sentence}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:
