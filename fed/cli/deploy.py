@@ -85,6 +85,13 @@ def deploy(
     rotate_keys: Annotated[
         bool, typer.Option(help="New keys and certificate first, for SuperLink and nodes.")
     ] = False,
+    rotate_authority: Annotated[
+        bool,
+        typer.Option(
+            help="A step to another certificate authority: first one ca.crt that accepts the old "
+            "and the new one, for everybody; said again, the new one alone."
+        ),
+    ] = False,
     only_prepare: Annotated[
         bool, typer.Option(help="Write app, keys and settings, start nothing.")
     ] = False,
@@ -139,6 +146,16 @@ def deploy(
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host, node_keys)
     if rotate_keys:
         deployment.rotate_keys()
+    if rotate_authority:
+        over = deployment.rotate_authority()
+        known = deployment.folder / "keys" / "ca.crt"
+        console.say(
+            f"The new authority has signed the SuperLink's certificate; {known} accepts it alone."
+            if over
+            else f"Give every owner {known}, which accepts the old and the new authority, then say "
+            "--rotate-authority again."
+        )
+        return
     if only_prepare:
         deployment.prepare()
         console.say(f"App, keys and settings are in {deployment.folder}.")
@@ -183,7 +200,7 @@ def warn_of_loss(history: list[dict[str, Any]]) -> None:
     check_not_diverged(history)
     sentence = ended_above_start(history)
     if sentence is not None:
-        console.err.print(f"Warning: {sentence}.")
+        console.warn(f"{sentence}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:

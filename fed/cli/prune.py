@@ -58,6 +58,14 @@ def prune(
             "[dim]\\[64][/dim]",
         ),
     ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=CLIENTS,
+            help="Against hostile clients: norm:K leaves out who measures K times as much as "
+            "usual; krum:f, trimmed:share, geometric-median; none. [dim]\\[norm:20][/dim]",
+        ),
+    ] = None,
     secure_sum: Annotated[
         bool,
         typer.Option(
@@ -205,7 +213,8 @@ def prune(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
-        loading.access(), compute_dtype, **o.select_given(aggregate=aggregate, gram_bits=gram_bits),
+        loading.access(), compute_dtype,
+        **o.select_given(aggregate=aggregate, gram_bits=gram_bits, robust=robust),
         allow_few_tokens=allow_few_tokens,
     )  # fmt: skip
     durable.check_file(json_file, o.JSON)

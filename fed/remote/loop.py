@@ -33,6 +33,7 @@ from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect
 from symprune.fed.wire.payload import encode_message
 from symprune.machine import durable
+from symprune.machine.patience import stretched
 
 log = logging.getLogger("symprune.fed")
 PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
@@ -142,7 +143,7 @@ class Loop:
         self.listened = set()
         for attempt in range(PATIENCE):
             if attempt:
-                time.sleep(self.pause)
+                time.sleep(stretched(self.pause))
             counted, bodies, needed = self._exchange(turn)
             if len(counted.clients) >= needed:
                 break

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from symprune.errors import OwnersAffair, Refusal, SympruneError
 from symprune.fed.devices import MAIN_MEMORY, placed, working_on
 from symprune.fed.owner.guard import Guard, guard_of
 from symprune.fed.problems.models.fingerprint import digest_of_loss
@@ -17,6 +20,18 @@ from symprune.fed.remote.transport import Node
 from symprune.fed.robust import NONE
 from symprune.fed.wire.envelope import Header, Letter
 from symprune.fed.wire.parcel import collect
+
+
+@contextmanager
+def of_the_owner() -> Iterator[None]:
+    """Work on an owner's rows and files: what goes wrong there may quote them, so that of it a
+    server is told nothing but what the owner refuses."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except SympruneError as error:
+        raise OwnersAffair(str(error)) from error
 
 
 def read_job(header: Header, node: Node) -> TrainingJob:
@@ -49,7 +64,8 @@ def own_problem(header: Header, job: TrainingJob, node: Node, guard: Guard) -> P
     own = str(masks) if masked and masks is not None else None
     most = guard.policy.most_parameters
     device = str(node.config.get("device", "cpu"))
-    problem = job.client_problem(node.number, guard.data, own, most, device)
+    with of_the_owner():
+        problem = job.client_problem(node.number, guard.data, own, most, device)
     for what, own_one in identity(problem).items():
         same = own_one == header.get(what, "")
         check(same, f"Client {node.number} has other {what} than the server.")

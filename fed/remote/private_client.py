@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import OwnersAffair
 from symprune.fed.devices import working_on
 from symprune.fed.owner.guard import Guard
 from symprune.fed.private_users import PrivateUsers
@@ -26,6 +26,7 @@ from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.owned import (
     begin_anew,
     guard_job,
+    of_the_owner,
     own_problem,
     read_broadcast,
     read_job,
@@ -202,7 +203,8 @@ def _work(
     what, shared = algorithm.inner.name, (promised.honest or 1) > 1
     release = algorithm.releases(rows)
     guard.step(release, promised.clip, rows, str(header["run"]), what, shared)
-    state, message = algorithm.client_step(heard, received, problem, turn)
+    with of_the_owner():
+        state, message = algorithm.client_step(heard, received, problem, turn)
     return state, {name: v[0].cpu() for name, v in message.items() if isinstance(v, Tensor)}
 
 
@@ -225,6 +227,4 @@ def load_session(file: Path) -> Session | None:
         party = Party.from_dict(plain["party"])
         return Session(plain["session"], party, plain["turn"], plain["asked"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SympruneError(
-            f"The client's memory of its sums {file} is corrupt: {error}."
-        ) from None
+        raise OwnersAffair(f"The client's memory of its sums {file} is corrupt: {error}.") from None

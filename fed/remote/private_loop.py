@@ -30,6 +30,7 @@ from symprune.fed.simulate import Record
 from symprune.fed.wire.envelope import unpack
 from symprune.fed.wire.payload import Expected, decode_as, encode_message
 from symprune.machine import durable
+from symprune.machine.patience import stretched
 from symprune.validation import has_kinds, parse_json
 
 log = logging.getLogger("symprune.fed")
@@ -107,7 +108,7 @@ class PrivateLoop(Loop):
         """A session of everybody who is there: the one that is, if nobody is missing from it."""
         for attempt in range(PATIENCE):
             if attempt:
-                time.sleep(self.pause)
+                time.sleep(stretched(self.pause))
             here = self.transport.connected() - self.refused
             if self.sums is not None and here <= set(self.sums.participants):
                 return

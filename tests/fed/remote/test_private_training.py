@@ -17,7 +17,7 @@ from symprune.fed.mechanism import UNITS
 from symprune.fed.owner.ledger import Ledger
 from symprune.fed.owner.policy import Policy
 from symprune.fed.private_users import UserPrivacy, private_users
-from symprune.fed.remote.client import answer
+from symprune.fed.remote.client import UNTOLD, answer
 from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.loop import Outcome
 from symprune.fed.remote.private_client import load_session, save_session, session_file
@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another algorithm": ({}, {"algorithms": ("gd",)}, "fedavg is not among its algorithms"),
     "no promise": ({"delta": 2.0}, {}, "delta must be between"),
     "a chance of zero": ({"rate": 0.0}, {}, "with a chance, not 0"),
-    "few rows": ({}, {"least_samples": 21}, "20 samples are fewer than 21"),
+    "few rows": ({}, {"least_samples": 21}, "its samples are fewer than 21"),
 }
 
 
@@ -368,7 +368,9 @@ def test_what_a_client_knows_of_its_sums_is_private_and_not_begun_anew_when_dama
     assert load_session(file) == known
     file.write_text(file.read_text()[:-20])
     asked = the_round(after_a_round)
-    assert "is corrupt" in after_a_round.said(0, asked)["reason"]
+    assert after_a_round.said(0, asked)["reason"] == UNTOLD
+    log = (after_a_round.folder / "client-0" / "audit.jsonl").read_text()
+    assert "is corrupt" in log and str(file.name) in log
 
 
 def test_a_private_job_says_all_of_its_promise_and_nothing_else() -> None:
