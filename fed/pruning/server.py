@@ -98,7 +98,7 @@ class Server:
         self.report.notes += exposure.warnings(self.settings)
         self.defence = read_defence(robust)
         self.judge = Judge(self.defence, self.settings)
-        probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
+        probe = _probe(model) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
         self._probed = Collector()
@@ -418,3 +418,10 @@ class Server:
 
     def _known(self) -> dict[int, Known]:
         return {number: known for number, known in self.members.items() if known is not None}
+
+
+def _probe(model: nn.Module) -> Tensor:
+    """A few tokens from all over the vocabulary, `[1, tokens]`: the first ones may be of no use."""
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    size = int(getattr(table, "num_embeddings", PROBE_TOKENS))
+    return ((torch.arange(PROBE_TOKENS) * 2 + 1) * size // (2 * PROBE_TOKENS)).unsqueeze(0)

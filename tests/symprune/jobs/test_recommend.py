@@ -41,7 +41,8 @@ SHARED = {"calibration": "builtin", "nsamples": 2, "seqlen": 64}
 
 
 @pytest.mark.parametrize(
-    ("sparsity", "values"), [(0.5, None), (0.0, "int8"), (0.7, "int8"), (0.5, "int4"), (0.5, "int3")]
+    ("sparsity", "values"),
+    [(0.5, None), (0.0, "int8"), (0.7, "int8"), (0.5, "int4"), (0.5, "int3")],
 )
 def test_the_size_that_is_told_is_that_of_the_packed_model(
     sparsity: float, values: str | None, tmp_path: Path
