@@ -12,6 +12,7 @@ from rich.text import Text
 
 from symprune.errors import SympruneError
 from symprune.eval.tables import percent, size
+from symprune.eval.verdict import change
 from symprune.validation import has_kinds, is_number
 
 Row = Mapping[str, Any]
@@ -157,6 +158,26 @@ def show(record: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         for one, other, text in pairs:
             yield Text(f"  {one} and {other}: {text}")
         yield Text("")
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """Every model against the first: how much room it takes, how well it predicts."""
+    first, *others = record["models"]
+    told = [f"{row['label']} {said}" for row in others if (said := _against(first, row))]
+    return f"Beside {first['label']}, {'; '.join(told)}." if told else ""
+
+
+def _against(first: Row, row: Row) -> str:
+    parts = []
+    before, after = first.get("weight_bytes"), row.get("weight_bytes")
+    if is_number(before) and is_number(after) and before > 0:
+        share = f"{100 * after / before:.0f}"
+        parts.append("is as large" if share == "100" else f"has {share} % of the size")
+    one, other = (_mapping(each.get("perplexity")) for each in (first, row))
+    values = one.get("perplexity"), other.get("perplexity")
+    if _text_of(one) == _text_of(other) and is_number(values[0]) and is_number(values[1]):
+        parts.append(f"{'' if parts else 'has '}perplexity {change(values[0], values[1])}")
+    return ", ".join(parts)
 
 
 def _table(heading: str, labels: Sequence[str], found: Mapping[str, list[str]]) -> Iterator[Table]:

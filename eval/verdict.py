@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from symprune.validation import is_number
+from symprune.wording import UNCHANGED, difference, percent_of
 
 AS_LARGE = 0.02  # files whose sizes differ by less are as large as each other
 
@@ -32,7 +33,7 @@ def _gone(record: Mapping[str, Any]) -> str:
         return f"all weights kept, in {values}" if kept else "no weight gone"
     pattern = f" ({recipe['pattern']})" if isinstance(recipe.get("pattern"), str) else ""
     # Halves of odd numbers are not exact halves.
-    amount = "half" if abs(share - 0.5) < 0.0005 else f"{100 * share:.3g} % of"
+    amount = "half" if abs(share - 0.5) < 0.0005 else f"{percent_of(share)} of"
     return f"{amount} the weights gone{pattern}{kept}"
 
 
@@ -45,15 +46,12 @@ def _experts(record: Mapping[str, Any]) -> str:
 
 
 def change(before: float, after: float) -> str:
-    """`36.0 -> 58.3 (+62 %)`"""
+    """`36.0 -> 58.3 (+62 %)`, or `unchanged at 36.0`."""
+    said = difference(before, after)
+    if said == UNCHANGED:
+        return f"{UNCHANGED} at {_figure(before)}"
     numbers = f"{_figure(before)} -> {_figure(after)}"
-    if not (math.isfinite(before) and math.isfinite(after) and before > 0):
-        return numbers
-    share = 100 * (after / before - 1)
-    if abs(share) >= 1000:
-        return f"{numbers} ({after / before:,.0f} times)"
-    digits = 0 if abs(share) >= 9.95 else 1
-    return f"{numbers} ({share:+.{digits}f} %)"
+    return f"{numbers} ({said})" if said else numbers
 
 
 def _figure(number: float) -> str:
@@ -81,6 +79,8 @@ def _size(record: Mapping[str, Any]) -> str:
         return f"{100 * share:.0f} % of the file"
     if str(record.get("origin")).endswith(".gguf"):
         return f"the weights {share:.1f} times the .gguf's size ({record.get('dtype')} now)"
+    if share < 1.5:
+        return f"the file {100 * (share - 1):.0f} % larger"
     return f"the file {share:.1f} times as large"
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +14,11 @@ import typer
 from rich.table import Table
 
 from symprune.cli import console
+from symprune.cli import options as o
 from symprune.errors import SympruneError
 from symprune.fed.cli import policy
-from symprune.fed.cli.deploy import bill_table, deploy, warn_of_loss
+from symprune.fed.cli.deploy import BILL, bill_table, deploy, warn_of_loss
+from symprune.fed.cli.merge import merge
 from symprune.fed.cli.node_key import node_key
 from symprune.fed.cli.promises import (
     Clip,
@@ -36,7 +39,8 @@ if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.problems.problem import Problem
     from symprune.fed.simulate import Record, Result
 
-HISTORY, MODEL, BILL = "history.json", "model.safetensors", "bill.png"
+Device = Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")]
+HISTORY, MODEL = "history.json", "model.safetensors"
 
 app = typer.Typer(
     help="Federated sparse training, and pruning with text that stays where it is.",
@@ -46,6 +50,7 @@ app.add_typer(policy.app, name="policy")
 app.command()(prune)
 app.command()(deploy)
 app.command("node-key")(node_key)
+app.command()(merge)
 
 
 @app.command()
@@ -67,6 +72,10 @@ def run(
     ] = None,
     masks: Annotated[
         Path | None, typer.Option(help="File of masks: what they prune stays zero.")
+    ] = None,
+    exempt: Annotated[
+        list[str] | None,
+        typer.Option(help="Names that are not trained or sent, as '*norm*'; repeatable."),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
@@ -94,12 +103,13 @@ def run(
     noise: Noise = None,
     rate: Rate = 1.0,
     honest: Honest = None,
-    device: Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Device = "cpu",
     gap: Annotated[bool, typer.Option(help="Also solve centrally and report the gap.")] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to and resume from.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for history and model.")] = None,
+    report_to: o.ReportTo = None,
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
@@ -109,9 +119,13 @@ def run(
     from symprune.fed.problems.make import make_problem
     from symprune.fed.problems.models.user_code import allow_code as allow_own_code
     from symprune.fed.simulate import simulate
+    from symprune.tracking.figures import add_round
+    from symprune.tracking.tracker import choose as choose_loggers
+    from symprune.tracking.tracker import tracked
 
     allow_own_code(data, model)
     check_positive(rounds=rounds)
+    loggers = choose_loggers(report_to or [])
     place = read_device(device)
     options = parse_assignments(option or [])
     if sparsity is not None:
@@ -140,9 +154,23 @@ def run(
         seed=seed,
         client_test_share=client_test_share,
         masks=masks,
+        exempt=exempt or (),
     )
-    with console.display(not quiet) as shown:
+    name = output.name if output else chosen.name
+    settings = {"algorithm": repr(chosen), "problem": problem.name, "rounds": rounds, "seed": seed}
+    with (
+        tracked(loggers, name, settings, console.remark, console.warn) as tracker,
+        console.display(not quiet) as shown,
+    ):
         shown.tell(f"{chosen.name} on {problem.name}")
+
+        told = []
+
+        def progress(record: Record) -> None:
+            shown.count("rounds", record["round"], rounds, _now(record))
+            add_round(tracker, record)
+            told.append(record)
+
         result = simulate(
             chosen,
             problem.to(place),
@@ -154,8 +182,10 @@ def run(
             clients_at_once=clients_at_once,
             robust=robust,
             checkpoint=checkpoint,
-            progress=lambda record: shown.count("rounds", record["round"], rounds, _now(record)),
+            progress=progress,
         )
+        for record in result.history[: -len(told) or None]:  # the start, and of an earlier attempt
+            add_round(tracker, record)
     bill = result.ledger.bill(result.history[-1]["round"])
     console.out.print(_result_table(result, problem))
     console.out.print(bill_table(bill))
@@ -210,20 +240,35 @@ def compare(
     output: Annotated[Path, typer.Option(help="Folder for table, histories and plot.")] = Path(
         "out/compare"
     ),
+    device: Device = "cpu",
+    report_to: o.ReportTo = None,
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
     from symprune.fed.compare.plan import read_plan
     from symprune.fed.compare.runs import Setting, run_entry, summary
+    from symprune.fed.devices import read_device
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import ended_above_start
+    from symprune.tracking.figures import add_round
+    from symprune.tracking.tracker import choose as choose_loggers
+    from symprune.tracking.tracker import tracked
 
-    plan = read_plan(file)
+    plan, place = read_plan(file), read_device(device)
+    loggers = choose_loggers(report_to or [])
     _make(output, "histories.json", "summary.json", BILL)
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
-    with console.display() as shown:
-        lines = [run_entry(problem, entry, setting, shown.tell) for entry in plan.entries]
+    settings = {"plan": str(file), "problem": problem.name, "rounds": plan.rounds}
+    with (
+        tracked(loggers, output.name, settings, console.remark, console.warn) as tracker,
+        console.display() as shown,
+    ):
+        there = problem.to(place)
+        lines = [
+            run_entry(there, entry, setting, shown.tell, partial(add_round, tracker))
+            for entry in plan.entries
+        ]
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
     from symprune.fed.compare.plots import plot, plot_bill
@@ -238,7 +283,7 @@ def compare(
     for line in lines:
         above = {ended_above_start(history) for history in line.histories} - {None}
         for sentence in sorted(filter(None, above)):
-            console.err.print(f"Warning: {line.entry.title}: {sentence}.")
+            console.warn(f"{line.entry.title}: {sentence}.")
 
 
 def _optimum(problem: Problem) -> Any:
@@ -308,6 +353,7 @@ def _write(
     folder: Path, result: Result, problem: Problem, bill: dict[str, dict[str, float]]
 ) -> None:
     from symprune.fed.compare.plots import plot_traffic
+    from symprune.fed.problems.models.lora import about_adapters
 
     content = {
         "algorithm": repr(result.algorithm),
@@ -317,6 +363,6 @@ def _write(
     }
     durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
     tensors = {name: part.cpu().contiguous().clone() for name, part in result.parameters.items()}
-    durable.write_tensors(folder / MODEL, tensors)
+    durable.write_tensors(folder / MODEL, tensors, about_adapters(problem.loss))
     title = f"{result.algorithm.name} on {problem.name}"
     plot_traffic(result.history, problem.clients, folder / BILL, title)

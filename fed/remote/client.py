@@ -12,9 +12,13 @@ import math
 from typing import Any
 
 from symprune.errors import OwnersAffair, SympruneError
+from symprune.fed.devices import MAIN_MEMORY, working_on
 from symprune.fed.owner.audit import note
+from symprune.fed.owner.guard import Guard
+from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
 from symprune.fed.remote import private_client
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.owned import (
     begin_anew,
     guard_job,
@@ -68,7 +72,8 @@ def _describe(letter: Letter, node: Node) -> Letter:
     job = read_job(letter.header, node)
     guard = guard_job(job, node)
     problem = own_problem(letter.header, job, node, guard)
-    constants = problem.constants()
+    with working_on(problem.device):
+        constants = problem.constants()
     told = {"L": constants.L[0], "mu": constants.mu[0]} if guard.tells_constants else {}
     known: dict[str, Any] = {
         name: told[name] if math.isfinite(told.get(name, math.nan)) else None
@@ -83,10 +88,19 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     """One turn: listen, and work if asked to."""
     header, job = letter.header, read_job(letter.header, node)
     check(not (job.private and header["work"]), "A private run has no work outside of its sums.")
-    file = record_file(node.folder, str(header["run"]))
     guard = guard_job(job, node)
-    record, problem = load_record(file), own_problem(header, job, node, guard)
+    problem = own_problem(header, job, node, guard)
+    with working_on(problem.device):
+        return _take_turn(letter, node, job, guard, problem)
+
+
+def _take_turn(
+    letter: Letter, node: Node, job: TrainingJob, guard: Guard, problem: Problem
+) -> Letter:
+    """The same where the problem is, as whatever it makes."""
+    header, file = letter.header, record_file(node.folder, str(letter.header["run"]))
     turn, counted = read_turn(header, job)
+    record = load_record(file, problem.device)
     algorithm = job.build_algorithm().located(problem.layout)
     received = read_broadcast(letter, algorithm, problem)
     if record is None or (record.turn, record.counted) != (turn.number, counted):
@@ -108,6 +122,7 @@ def _take_part(letter: Letter, node: Node) -> Letter:
         parcel = Parcel(message, 1, reply=True)
         parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}")
         done = {"status": "done", "turn": turn.number, "bits": int(parcel.bits()[0])}
-        record.reply = Letter(done, (parcel.encode(0),)).pack()
+        with working_on(MAIN_MEMORY):
+            record.reply = Letter(done, (parcel.encode(0),)).pack()
     save_record(file, record)
     return unpack(record.reply)

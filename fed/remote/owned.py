@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import OwnersAffair, Refusal, SympruneError
+from symprune.fed.devices import MAIN_MEMORY, placed, working_on
 from symprune.fed.owner.guard import Guard, guard_of
 from symprune.fed.problems.models.fingerprint import digest_of_loss
 from symprune.fed.problems.problem import Problem
@@ -62,8 +63,9 @@ def own_problem(header: Header, job: TrainingJob, node: Node, guard: Guard) -> P
     masked = job.problem.get("masks") is not None
     own = str(masks) if masked and masks is not None else None
     most = guard.policy.most_parameters
+    device = str(node.config.get("device", "cpu"))
     with of_the_owner():
-        problem = job.client_problem(node.number, guard.data, own, most)
+        problem = job.client_problem(node.number, guard.data, own, most, device)
     for what, own_one in identity(problem).items():
         same = own_one == header.get(what, "")
         check(same, f"Client {node.number} has other {what} than the server.")
@@ -82,7 +84,9 @@ def read_turn(header: Header, job: TrainingJob) -> tuple[Turn, int]:
 def read_broadcast(letter: Letter, algorithm: Algorithm, problem: Problem) -> Received:
     """A turn's broadcast, which unpacks to no more than the client's own model can need."""
     check(bool(letter.parts), "A letter of a turn brings no message.")
-    return collect([letter.parts[0]], algorithm.most_received(problem.dimension))
+    with working_on(MAIN_MEMORY):
+        came = collect([letter.parts[0]], algorithm.most_received(problem.dimension))
+    return {name: placed(field, problem.device) for name, field in came.items()}
 
 
 def begin_anew(
@@ -90,7 +94,9 @@ def begin_anew(
 ) -> State:
     """The first state, with what the server remembers of a later one."""
     first = algorithm.client_init(problem, replace(turn, number=0))
-    kept = collect(list(memory), sum(rows.numel() for rows in first.values()))
+    with working_on(MAIN_MEMORY):
+        kept = collect(list(memory), sum(rows.numel() for rows in first.values()))
+    kept = {name: placed(field, problem.device) for name, field in kept.items()}
     for name, rows in kept.items():
         same = name in first and isinstance(rows, Tensor) and rows.shape == first[name].shape
         check(

@@ -89,7 +89,8 @@ class PrivateLoop(Loop):
     def measure(self, own: bool) -> Record:
         """With what the rounds so far have spent, lost ones included."""
         super().measure(own)
-        spent = self.algorithm.promised.epsilon(self.turn, self.job.delta)
+        promised = self.algorithm.promised
+        spent = promised.epsilon(self.turn, self.job.delta) if self.turn else 0.0
         self.history[-1]["epsilon"] = spent
         return self.history[-1]
 

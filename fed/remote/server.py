@@ -48,6 +48,8 @@ def serve(job: TrainingJob, transport: Transport, folder: Path, *, pause: float 
         kind = PrivateLoop if job.private else Loop
         loop = kind(run, ready, problem, transport, pause)
         loop.begin(folder / STATE)
+        if not loop.history:  # the start, by which the end is judged
+            loop.measure(own)
         while loop.turn < job.rounds:
             loop.one_round()
             record = loop.measure(own)

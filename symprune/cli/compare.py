@@ -80,6 +80,7 @@ def compare(
         console.out.print(part)
     show_samples(record)
     console.notes(record["notes"])
+    console.conclude(comparison.verdict(record))
     o.write_json(json_file, record)
     if html_file is not None:
         console.say_saved(write_comparison(record, html_file))
@@ -168,7 +169,7 @@ def recommend(
             raise Interrupted(kept) from error
     for part in recommendation.show(record, console.out.width):
         console.out.print(part, highlight=False)
-    console.say((recommendation.verdict(record), "bold"))
+    console.conclude(recommendation.verdict(record))
     for command in recommendation.steps(record):
         console.say("  ", (command, "cyan"))
     o.write_json(json_file, record)

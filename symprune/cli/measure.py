@@ -46,15 +46,21 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Zero-shot tasks of lm-eval instead, separated by commas; [bold]default[/bold]: "
-            "hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, openbookqa; "
-            "[bold]thesis[/bold]: with rte for piqa."
+            help="Tasks of lm-eval instead, separated by commas, as mmlu or gsm8k; "
+            "[bold]default[/bold]: hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, "
+            "openbookqa; [bold]thesis[/bold]: with rte for piqa."
         ),
     ] = None,
     task_data: Annotated[
         Path | None,
-        typer.Option(help="Folder of TASK.jsonl files: lm-eval's own prompts without a network."),
+        typer.Option(
+            help="Folder of TASK.jsonl files or copies of the data sets: lm-eval's own prompts "
+            "without a network."
+        ),
     ] = None,
+    num_fewshot: Annotated[
+        int, typer.Option(min=0, help="Examples with answers in the prompt of a task.")
+    ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N questions of each task.")
     ] = None,
@@ -74,8 +80,8 @@ def evaluate(
     overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, lm-eval
     measures accuracies with standard errors and their mean, and perplexity only if --data is given.
     """
-    if not tasks and (task_data or limit or batch_size != "auto"):
-        raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    if not tasks and (task_data or limit or num_fewshot or batch_size != "auto"):
+        raise SympruneError("--task-data, --num-fewshot, --limit and --batch-size go with --tasks.")
     if tasks and dry_run:
         raise SympruneError("--dry-run is about perplexity: leave out --tasks.")
     if tasks and against and not data:
@@ -89,15 +95,16 @@ def evaluate(
         from symprune.models import hub
 
         names = zeroshot.choose_tasks(tasks)
-        zeroshot.check_tasks(names, task_data)
+        zeroshot.check_tasks(names, task_data, num_fewshot)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
             loaded, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
             tokenizer = hub.load_tokenizer(origin)
         result = zeroshot.evaluate(
-            loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
-        )
+            loaded, tokenizer, names,
+            task_data=task_data, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size,
+        )  # fmt: skip
         console.out.print(zeroshot.table(result))
         record["zeroshot"] = result.to_json()
         del loaded

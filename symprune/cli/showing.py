@@ -3,13 +3,13 @@ what happened, and what to do next; and what a run would take."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from symprune.cli import console
 from symprune.cli import options as o
@@ -71,9 +71,24 @@ def conclude(record: Mapping[str, Any]) -> None:
     """One sentence about a run, and commands that go on from it."""
     from symprune.eval.verdict import next_steps, verdict
 
-    console.out.print(Text(console.strip_controls(verdict(record)), style="bold"), highlight=False)
+    console.conclude(verdict(record))
+    _next(next_steps(record, record["output"]))
+
+
+def conclude_sweep(results: list[dict[str, Any]], output: Path) -> None:
+    """One sentence about the cells of a sweep, and what goes on from their file."""
+    from symprune.eval.report.cells import of_results
+    from symprune.eval.report.sweep import verdict
+
+    console.conclude(verdict(of_results(results)))
+    console.say(f"{len(results)} cells in ", (str(output), "bold"))
+    page = shlex.quote(f"{output.stem}.html")
+    _next([(f"symprune report {shlex.quote(str(output))} -o {page}", "pictures, and the recipes")])
+
+
+def _next(steps: list[tuple[str, str]]) -> None:
     console.say("Next:")
-    for command, purpose in next_steps(record, record["output"]):
+    for command, purpose in steps:
         console.say("  ", (command, "cyan"), f"  # {purpose}")
 
 

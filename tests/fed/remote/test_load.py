@@ -126,7 +126,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_the_model_is_that_of_the_honest_nodes(honest: Outcome, tmp_path: Path) -> None:
     """Who repeats itself is honest, and counts once."""
     with_them, without = run(tmp_path, False), honest
-    assert [record["replies"] for record in with_them.history] == [NODES - NODES // 10] * ROUNDS
+    assert [record["replies"] for record in with_them.history[1:]] == [NODES - NODES // 10] * ROUNDS
     assert torch.equal(with_them.model, without.model)
     assert with_them.history[-1]["loss"] < 0.9 * with_them.history[0]["loss"]
 
@@ -138,7 +138,7 @@ def losses(outcome: Outcome) -> tuple[float, float]:
 def test_by_default_lies_within_the_bound_spoil_the_model(honest: Outcome, tmp_path: Path) -> None:
     """Or the tests below would show nothing."""
     outcome = run(tmp_path, False, liars=True, rounds=5)
-    assert all(record["replies"] == NODES for record in outcome.history)
+    assert all(record["replies"] == NODES for record in outcome.history[1:])
     assert losses(outcome)[1] > losses(outcome)[0] > losses(honest)[1]
 
 

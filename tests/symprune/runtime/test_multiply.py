@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -298,51 +297,6 @@ def test_blobs_made_in_inference_mode_multiply(level: str) -> None:
         blob, weight = random_matrix(9, 100, "bfloat16", 0.5)
         x = torch.randn(1, 100)
         assert_close(runtime.multiply(blob, x), x, weight, "bfloat16", level)
-
-
-def test_levels_that_are_not_here_are_refused_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(SympruneError, match="There is no kernel 'sse9'; there are avx512, avx2"):
-        runtime.force_level("sse9")
-    monkeypatch.setattr(library, "levels", lambda: ["plain", "portable"])
-    with pytest.raises(SympruneError, match="'neon' does not run here: this machine has plain"):
-        runtime.force_level("neon")
-
-
-def test_the_environment_chooses_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in runtime.levels():
-        monkeypatch.setenv("SYMPRUNE_KERNEL", name)
-        monkeypatch.setattr(library._chosen, "level", None)
-        assert runtime.level() == name
-    monkeypatch.setenv("SYMPRUNE_KERNEL", "mmx")
-    monkeypatch.setattr(library._chosen, "level", None)
-    with pytest.raises(SympruneError, match="no kernel 'mmx'"):
-        runtime.level()
-
-
-def test_without_the_library_everything_works_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    blob, weight = random_matrix(9, 100, "int4", 0.5)
-    monkeypatch.setattr(library, "__file__", f"{tmp_path}/library.py")
-    monkeypatch.setattr(library._chosen, "level", None)
-    library.library.cache_clear()
-    library.multiplies_bfloat16_fast.cache_clear()
-    try:
-        x = torch.randn(2, 100)
-        with pytest.warns(RuntimeWarning, match="not installed"):
-            found = [runtime.multiply(blob, x)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert torch.equal(runtime.multiply(blob, x), found[0])
-            packed.check(blob)
-        assert runtime.levels() == ["portable"]
-        assert_close(found[0], x, weight, "int4", "portable")
-        assert torch.equal(packed.decode(blob, torch.float32), weight)
-    finally:
-        library.library.cache_clear()
-        library.multiplies_bfloat16_fast.cache_clear()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
