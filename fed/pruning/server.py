@@ -27,6 +27,7 @@ from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
+from symprune.fed.pruning.probe import own_tokens
 from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
 from symprune.fed.robust import DEPLOYED, NORM, read_defence
@@ -39,7 +40,6 @@ from symprune.stats import ChannelStats
 Numbered = dict[int, bytes]
 Fields = Mapping[str, Tensor]
 SUM = -1  # whose reply a secure sum stands for
-PROBE_TOKENS = 8
 MOST_TOKENS = 1 << 48
 
 
@@ -96,9 +96,9 @@ class Server:
             noised = replace(self.settings, noise=multiplier, clip=privacy.clip)
             self.settings = replace(noised, honest=honest)
         self.report.notes += exposure.warnings(self.settings)
-        self.defence = read_defence(robust)
+        self.robust, self.defence = robust, read_defence(robust)
         self.judge = Judge(self.defence, self.settings)
-        probe = _probe(model) if reference is None else reference
+        probe = own_tokens(model) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
         self._probed = Collector()
@@ -404,6 +404,8 @@ class Server:
                 accept(number, replies[number])
             except SympruneError as error:
                 self._leave_out(number, str(error))
+            except Exception as error:  # whatever a stranger's bytes can provoke
+                self._leave_out(number, f"Its reply cannot be read ({type(error).__name__}).")
         self._check_enough()
 
     def _leave_out(self, number: int, why: str) -> None:
@@ -418,10 +420,3 @@ class Server:
 
     def _known(self) -> dict[int, Known]:
         return {number: known for number, known in self.members.items() if known is not None}
-
-
-def _probe(model: nn.Module) -> Tensor:
-    """A few tokens from all over the vocabulary, `[1, tokens]`: the first ones may be of no use."""
-    table = getattr(model, "get_input_embeddings", lambda: None)()
-    size = int(getattr(table, "num_embeddings", PROBE_TOKENS))
-    return ((torch.arange(PROBE_TOKENS) * 2 + 1) * size // (2 * PROBE_TOKENS)).unsqueeze(0)

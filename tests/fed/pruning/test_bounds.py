@@ -72,6 +72,7 @@ def test_one_client_does_not_decide_with_a_large_number(name: str) -> None:
     recipe, change, culprit = LIES[name]
     model, result = run(recipe, lie(messages.ROUND, change))
     assert left(result, culprit), result.report.notes
+    assert result.to_dict()["federated"]["robust"] == "norm:20"
     assert same(model, central(recipe, torch.cat([shares()[0], shares()[2]])))
 
 
@@ -238,6 +239,24 @@ def test_a_rule_that_cannot_be_followed_is_refused(
         pruning.Server(_model(), Recipe(), 3, robust=rule, **options)
     with pytest.raises(SympruneError, match="Gram matrices of swap"):
         pruning.Server(_model(), GRAM, 3, robust="krum:1")
+
+
+def test_an_error_that_a_reply_provokes_is_its_clients_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever nobody foresaw: the client is left out, and the server goes on."""
+    from symprune.fed.pruning.judging import Judge
+
+    check = Judge.check
+
+    def fail(self: Judge, fields: Fields, known: Any) -> None:
+        if known.samples == 4:  # as client 1 alone has
+            raise RuntimeError("of the inside")
+        check(self, fields, known)
+
+    monkeypatch.setattr(Judge, "check", fail)
+    _, result = run(Recipe())
+    assert left(result, "cannot be read (RuntimeError)"), result.report.notes
 
 
 def test_experts_that_few_tokens_reach_do_not_make_a_client_odd() -> None:
