@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from symprune.eval.tables import size
 from symprune.validation import is_number
 from symprune.wording import UNCHANGED, difference, percent_of
 
@@ -18,7 +19,22 @@ def verdict(record: Mapping[str, Any]) -> str:
     """As in `Half the weights gone, perplexity 36.0 -> 58.3 (+62 %), 56 % of the file.`"""
     parts = [_experts(record), _gone(record), _perplexity(record), _size(record)]
     said = ", ".join(part for part in parts if part)
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
+    return " ".join(filter(None, [f"{said[:1].upper()}{said[1:]}." if said else "", _sent(record)]))
+
+
+def _sent(record: Mapping[str, Any]) -> str:
+    """What of it went over the wire, in a federated run."""
+    federated = _mapping(record.get("federated"))
+    traffic = _mapping(federated.get("traffic"))
+    clients, weights = traffic.get("clients"), traffic.get("weights_bytes")
+    ways = traffic.get("bytes_up"), traffic.get("bytes_down")
+    if not (type(clients) is int and is_number(weights) and all(map(is_number, ways))):
+        return ""
+    up, down = ways
+    told = f"{clients} clients kept their text" if clients > 1 else "The client kept its text"
+    said = f"{told} and exchanged {size(up + down)} with the server"
+    share = f"{percent_of((up + down) / weights)} of what the weights would take"
+    return f"{said}, {share}." if weights > 0 else f"{said}."
 
 
 def _gone(record: Mapping[str, Any]) -> str:

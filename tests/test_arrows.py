@@ -86,8 +86,8 @@ FED_MAY_IMPORT = {
     "private_users": {"mechanism", "privacy", "problems", "protocol"},
     "secure": {"wire"},
     "pruning": {
-        "mechanism", "owner", "privacy", "problems", "protocol", "remote", "secure", "threads",
-        "wire",
+        "mechanism", "owner", "privacy", "problems", "protocol", "remote", "robust", "secure",
+        "threads", "wire",
     },
     "flower": {"owner", "protocol", "pruning", "remote", "secure", "snapshot"},
     "cli": {

@@ -12,7 +12,7 @@ from rich.table import Table
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, expand
-from symprune.cli.showing import show_forecast
+from symprune.cli.showing import conclude, show_forecast
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.machine import durable
@@ -249,6 +249,7 @@ def _deploy(job: Any, folder: Path, asked: dict[str, Any], json_file: Path | Non
     console.notes([*record["notes"], *_promise(record["federated"])])
     place = deployment.result.parent
     console.say_saved(place)
+    conclude({**record, "output": str(place)})
     o.write_json(json_file, record)
 
 
@@ -272,6 +273,7 @@ def _do(job: Any, json_file: Path | None, dry_run: bool) -> None:
     console.out.print(tables.summary(record))
     console.notes([*record["notes"], *_promise(record["federated"])])
     console.say_saved(record["output"])
+    conclude(record)
     o.write_json(json_file, record)
 
 

@@ -24,7 +24,7 @@ from symprune.fed.problems.models.fingerprint import digest
 from symprune.fed.pruning import exposure, messages, noise, packed_stats
 from symprune.fed.pruning.aggregate import ballots, bounds, grams, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
-from symprune.fed.pruning.judging import Judge
+from symprune.fed.pruning.aggregate.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.probe import own_tokens

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from symprune.allocate.atp import atp
@@ -105,14 +104,6 @@ def split_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
     """Those the rule is found on, and those that decide; all for both where they are too few."""
     first = len(windows) // 3
     return (windows[:first], windows[first:]) if first else (windows, windows)
-
-
-def tries(windows: int) -> list[tuple[int, int]]:
-    """How many windows are tried on, and how many candidates: at first and then."""
-    if windows == 0:
-        return []
-    parts = (len(part) for part in split_windows(torch.empty(windows)))
-    return list(zip(parts, CANDIDATES, strict=True))
 
 
 def choose(divergence: Mapping[str, Sequence[float]]) -> str:

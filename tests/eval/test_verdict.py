@@ -63,6 +63,15 @@ def test_the_sentence_says_what_was_done(changes: dict[str, Any], said: str) -> 
     assert said in verdict.verdict(changed(**changes))
 
 
+def test_a_federated_run_says_what_went_over_the_wire() -> None:
+    traffic = {"clients": 3, "bytes_up": 2000, "bytes_down": 1000, "weights_bytes": 100_000}
+    said = verdict.verdict(changed(federated={"traffic": traffic}))
+    assert said == (
+        "Half the weights gone, perplexity 36.0 -> 58.3 (+62 %), 56 % of the file. 3 clients kept "
+        "their text and exchanged 3.0 kB with the server, 3 % of what the weights would take."
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from symprune.allocate.search import tries
 from symprune.engine import decide
 from symprune.engine.predictions import size_of_predictions
 from symprune.engine.reconstruct import COPIES, ROUNDED
 from symprune.engine.text.self_written import AT_ONCE
-from symprune.engine.text.tokens import windows_to_try
+from symprune.engine.text.tokens import tries
 from symprune.gram import memory_of
 from symprune.recipe import Recipe
 from symprune.stats import DRIFT
@@ -81,7 +80,7 @@ def count_memory(
     logits = LOGITS * 4 * sizes.seqlen * sizes.vocabulary
     if at_once:
         stages.append(sizes.around + at_once * sizes.window * states_in_memory + logits)
-    for windows, count in tries(windows_to_try(recipe)):
+    for windows, count in tries(recipe):
         tried = (count + 1) * windows * sizes.window * states_in_memory
         stages += [walk + tried + count * 4 * sizes.largest, sizes.around + tried + logits]
     if writes:

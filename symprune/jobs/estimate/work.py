@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from symprune.allocate.search import tries
 from symprune.engine import decide
 from symprune.engine.text.self_written import AT_ONCE, BEGINNING
-from symprune.engine.text.tokens import windows_to_try
+from symprune.engine.text.tokens import tries
 from symprune.recipe import Recipe
 
 ENDS_EARLY = 0.6  # of a forward that measures one group of several, on average
@@ -142,7 +141,7 @@ def _allocation(recipe: Recipe, work: Work, pace: Pace) -> float:
     # Sums of squares cost hardly more than the forward they are collected in.
     blocks = work.of_blocks
     seconds = work.samples * (pace.embed + blocks * pace.forward) + blocks * pace.load
-    for windows, count in tries(windows_to_try(recipe)):
+    for windows, count in tries(recipe):
         tried = windows * (count + 1) * (blocks * pace.forward + pace.head)
         seconds += tried + blocks * (count * pace.mask + pace.load)
     return seconds

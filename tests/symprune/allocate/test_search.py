@@ -24,7 +24,6 @@ from symprune.allocate.search import (
     choose,
     finalists,
     split_windows,
-    tries,
 )
 from symprune.calibration import held_out_tokens
 from symprune.engine import forward
@@ -32,7 +31,7 @@ from symprune.engine.allocation.divide import divide_budget
 from symprune.engine.allocation.trial import Trial
 from symprune.engine.blocks import Blocks
 from symprune.engine.report import Report
-from symprune.engine.text.tokens import take_windows
+from symprune.engine.text.tokens import take_windows, tries
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.machine import memory
@@ -124,8 +123,10 @@ def test_a_rule_is_found_on_other_windows_than_those_that_decide() -> None:
         assert len(first) == count // 3 and torch.equal(
             torch.cat([first, others]), torch.arange(count)
         )
-        assert tries(count) == [(len(first), 7), (len(others), 4)]
-    assert tries(2) == [(2, 7), (2, 4)] and tries(0) == []
+        recipe = Recipe(allocate={"name": "search", "windows": count})
+        assert tries(recipe) == [(len(first), 7), (len(others), 4)]
+    assert tries(Recipe(allocate={"name": "search", "windows": 2})) == [(2, 7), (2, 4)]
+    assert tries(Recipe(allocate="owl")) == []
 
 
 # What is chosen

@@ -105,6 +105,53 @@ def test_long_prompts_go_through_torch_and_stay_right(level: str, kind: str) -> 
         assert bool(((found - exact).abs() <= sizes * 2.0**-7 + 1e-6).all())
 
 
+@pytest.mark.parametrize(
+    ("level", "fast", "kind", "given", "by_torch"),
+    [
+        # A CPU without instructions for bfloat16: float32, unless there are some for integers.
+        ("avx512", False, "int8", torch.bfloat16, None),
+        ("avx2", False, "int8", torch.bfloat16, torch.float32),
+        ("plain", False, "int4", torch.float32, torch.float32),
+        ("avx512", False, "bfloat16", torch.bfloat16, torch.float32),
+        ("avx512", False, "float16", torch.float16, torch.float32),
+        # One that has them: bfloat16, where nothing that is given is more exact.
+        ("avx512", True, "int8", torch.float32, torch.bfloat16),
+        ("avx2", True, "int4", torch.bfloat16, torch.bfloat16),
+        ("avx512", True, "bfloat16", torch.bfloat16, torch.bfloat16),
+        ("avx512", True, "bfloat16", torch.float32, torch.float32),
+        ("avx512", True, "float32", torch.bfloat16, torch.float32),
+    ],
+)
+def test_long_prompts_are_multiplied_in_the_type_this_cpu_is_fast_in(
+    level: str,
+    fast: bool,
+    kind: str,
+    given: torch.dtype,
+    by_torch: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the CPU is that this runs on."""
+    if library.library() is None:
+        pytest.skip("the kernels are not compiled here")
+    used: set[torch.dtype] = set()
+
+    def mm(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        used.update((left.dtype, right.dtype, out.dtype))
+        return by_mm(left, right, out=out)
+
+    by_mm = torch.mm
+    blob, weight = random_matrix(70, 130, kind, 0.5)
+    x = torch.randn(100, 130, generator=torch.Generator().manual_seed(2)).to(given)
+    monkeypatch.setattr(library, "level", lambda: level)
+    monkeypatch.setattr(library, "multiplies_bfloat16_fast", lambda: fast)
+    monkeypatch.setattr(torch, "mm", mm)
+    found = runtime.multiply(blob, x).double()
+    assert used == ({by_torch} if by_torch else set())
+    sizes = x.abs().double() @ weight.double().abs().T
+    exact = x.double() @ weight.double().T
+    assert bool(((found - exact).abs() <= sizes * 2.0**-7 + 1e-6).all())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sparsity", [None, 0.5])
 def test_threads_change_nothing(level: str, kind: str, sparsity: float | None) -> None:

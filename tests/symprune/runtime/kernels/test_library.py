@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import warnings
@@ -56,6 +57,26 @@ def test_the_best_that_a_processor_has_is_chosen(
     monkeypatch.delenv(library.VARIABLE, raising=False)
     assert library.levels() == best_first
     assert library.level() == best_first[0] and chosen == [library.NUMBERS[best_first[0]]]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags are those of x86")
+def test_instructions_for_bfloat16_are_found_where_the_system_says_they_are() -> None:
+    said = Path("/proc/cpuinfo")
+    if library.library() is None or not said.exists():
+        pytest.skip("there are no kernels or no Linux here")
+    flags = next(line for line in said.read_text().splitlines() if line.startswith("flags")).split()
+    there = "avx512_bf16" in flags and "avx512" in library.levels()
+    assert library.multiplies_bfloat16_fast() == there
+
+
+def test_a_level_asked_for_by_the_environment_must_be_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library, "levels", lambda: ["plain", "portable"])
+    monkeypatch.setattr(library._chosen, "level", None)
+    monkeypatch.setenv("SYMPRUNE_KERNEL", "avx512")
+    with pytest.raises(SympruneError, match="'avx512' does not run here: this machine has plain"):
+        library.level()
 
 
 def test_the_environment_chooses_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
