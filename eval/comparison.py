@@ -50,7 +50,10 @@ def figures(rows: Sequence[Row]) -> dict[str, list[str]]:
         "sparsity": [_number(row, "sparsity", percent) for row in rows],
         "weights on disk": [_number(row, "weight_bytes", size) for row in rows],
         "bits a weight": [_number(row, "bits_per_weight", "{:.2f}".format) for row in rows],
-        **_perplexities(rows),
+        **{
+            title: ["" if value is None else f"{value:.2f}" for value in values]
+            for title, values in perplexities(rows).items()
+        },
         **_tasks(rows),
         **{title: [mean_error(row, name) for row in rows] for name, title in ERRORS.items()},
     }
@@ -59,21 +62,21 @@ def figures(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {title: texts for title, texts in found.items() if any(texts)}
 
 
-def _perplexities(rows: Sequence[Row]) -> dict[str, list[str]]:
+def perplexities(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     """Measured now, then as the runs recorded it; each on texts of its own."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[float | None]] = {}
     for place, row in enumerate(rows):
         measured = _mapping(row.get("perplexity"))
         if is_number(measured.get("perplexity")):
             title = f"perplexity, {_text_of(measured)}"
-            found.setdefault(title, [""] * len(rows))[place] = f"{measured['perplexity']:.2f}"
+            found.setdefault(title, [None] * len(rows))[place] = measured["perplexity"]
     for place, row in enumerate(rows):
         entries = row.get("recorded")
         for entry in entries if isinstance(entries, list) else []:
             pruned = _mapping(entry).get("pruned")
             if is_number(pruned):
                 title = f"recorded perplexity, {_text_of(entry)}"
-                found.setdefault(title, [""] * len(rows))[place] = f"{pruned:.2f}"
+                found.setdefault(title, [None] * len(rows))[place] = pruned
     return found
 
 

@@ -31,9 +31,14 @@ def _gone(record: Mapping[str, Any]) -> str:
     if share == 0:
         return f"all weights kept, in {values}" if kept else "no weight gone"
     pattern = f" ({recipe['pattern']})" if isinstance(recipe.get("pattern"), str) else ""
+    return f"{gone(share)}{pattern}{kept}"
+
+
+def gone(share: float) -> str:
+    """`half the weights gone`"""
     # Halves of odd numbers are not exact halves.
     amount = "half" if abs(share - 0.5) < 0.0005 else f"{100 * share:.3g} % of"
-    return f"{amount} the weights gone{pattern}{kept}"
+    return f"{amount} the weights gone"
 
 
 def _experts(record: Mapping[str, Any]) -> str:

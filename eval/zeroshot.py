@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lm_eval
 import torch
@@ -20,6 +20,9 @@ from rich.table import Table
 
 from symprune.errors import SympruneError
 from symprune.eval.harness_tasks import HarnessTask, load_tasks, quiet
+
+if TYPE_CHECKING:
+    from symprune.eval.harness_model import Foresee
 
 THESIS_TASKS = (
     "boolq",
@@ -115,6 +118,7 @@ def evaluate(
     limit: int | None = None,
     batch_size: int | str = "auto",
     device: str | torch.device | None = None,
+    foresee: Foresee | None = None,
 ) -> ZeroShotResult:
     """Score a causal language model on harness tasks with no examples in the prompt.
 
@@ -124,6 +128,8 @@ def evaluate(
         limit: score only the first `limit` documents of each task.
         batch_size: requests per forward pass, or "auto".
         device: where to run; by default where the model is.
+        foresee: told of the requests of each kind and of the seconds they take; where it returns
+            False they are not made, and the scores mean nothing.
     """
     if limit is not None and limit < 1:
         raise SympruneError(f"The limit on documents per task must be at least 1, not {limit}.")
@@ -131,7 +137,9 @@ def evaluate(
     loaded = load_tasks(tasks, task_data)
     if device is not None:
         model.to(device)
-    return ZeroShotResult(tuple(_score(model, tokenizer, loaded, limit, batch_size)), limit)
+    return ZeroShotResult(
+        tuple(_score(model, tokenizer, loaded, limit, batch_size, foresee)), limit
+    )
 
 
 def _batch_size(asked: int | str) -> int | str:
@@ -148,6 +156,7 @@ def _score(
     loaded: Sequence[HarnessTask],
     limit: int | None,
     batch_size: int | str,
+    foresee: Foresee | None,
 ) -> list[TaskScore]:
     """Run all tasks in one pass over their requests.
 
@@ -162,7 +171,7 @@ def _score(
         item.task.set_fewshot_seed(0)
     try:
         with quiet():
-            harness_model = HarnessModel(model, tokenizer, batch_size)
+            harness_model = HarnessModel(model, tokenizer, batch_size, foresee)
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 results = lm_eval.evaluate(
                     lm=harness_model,

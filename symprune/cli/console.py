@@ -122,6 +122,12 @@ def doing(what: str) -> Iterator[None]:
         yield
 
 
+def remark(what: str) -> None:
+    """A line about what goes on, where nothing is displayed."""
+    with doing(what):
+        pass
+
+
 def say_saved(place: object) -> None:
     """Where a result is."""
     say("Saved to ", (str(place), "bold"))

@@ -3,7 +3,7 @@ what happened, and what to do next; and what a run would take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,10 +71,42 @@ def conclude(record: Mapping[str, Any]) -> None:
     """One sentence about a run, and commands that go on from it."""
     from symprune.eval.verdict import next_steps, verdict
 
-    console.out.print(Text(console.strip_controls(verdict(record)), style="bold"), highlight=False)
-    console.say("Next:")
-    for command, purpose in next_steps(record, record["output"]):
+    _go_on(verdict(record), next_steps(record, record["output"]))
+
+
+def conclude_comparison(record: Mapping[str, Any], has_page: bool) -> None:
+    """The same about several models."""
+    from symprune.eval.comparison_verdict import next_steps, verdict
+
+    _go_on(verdict(record), next_steps(record, has_page))
+
+
+def _go_on(verdict: str, steps: Sequence[tuple[str, str]]) -> None:
+    if verdict:
+        console.out.print(Text(console.strip_controls(verdict), style="bold"), highlight=False)
+    if steps:
+        console.say("Next:")
+    for command, purpose in steps:
         console.say("  ", (command, "cyan"), f"  # {purpose}")
+
+
+class Foreseen:
+    """What a run takes, where it is told before it begins: said, and kept for --dry-run, with which
+    the run does not go on."""
+
+    def __init__(self, tell: Callable[[str], None], dry_run: bool) -> None:
+        self.tell, self.dry_run = tell, dry_run
+        self.found: Forecast | None = None
+
+    def go_on(self, found: Forecast | None) -> bool:
+        """Whether the run begins; an error where it cannot fit."""
+        self.found = found
+        if self.dry_run or found is None:
+            return not self.dry_run
+        found.check()
+        for said in found.sentences():
+            self.tell(said)
+        return True
 
 
 def show_forecast(forecast: Forecast | None, json_file: Path | None) -> None:
