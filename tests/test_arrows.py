@@ -94,7 +94,7 @@ FED_USES = {
     "owner": {"calibration", "corpus", *TENSORS},
     "problems": {"maskset", "token_loss", *TENSORS},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
-    "cli": {"cli", "eval", "recipe", *TENSORS},
+    "cli": {"cli", "eval", "jobs", "recipe", *TENSORS},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ import typer
 from rich.table import Table
 
 from symprune.cli import console
+from symprune.cli.options import DryRun
+from symprune.cli.screen.help import App
+from symprune.cli.showing import Foreseen, show_forecast
 from symprune.errors import SympruneError
 from symprune.fed.cli import policy
 from symprune.fed.cli.deploy import bill_table, deploy, warn_of_loss
@@ -34,11 +38,12 @@ from symprune.validation import check_positive, parse_assignments
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.compare.runs import Line
     from symprune.fed.problems.problem import Problem
-    from symprune.fed.simulate import Record, Result
+    from symprune.fed.simulate import Pace, Record, Result
 
+MEASURED = "What is measured"
 HISTORY, MODEL, BILL = "history.json", "model.safetensors", "bill.png"
 
-app = typer.Typer(
+app = App(
     help="Federated sparse training, and pruning with text that stays where it is.",
     no_args_is_help=True,
 )
@@ -74,13 +79,22 @@ def run(
     l2: Annotated[float, typer.Option(help="Ridge l2/2 ||w||^2.")] = 1e-3,
     weighting: Annotated[str, typer.Option(help="A client's rows: mean, size or sum.")] = "mean",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    client_test_share: Annotated[float, typer.Option(help="Rows kept for clients' own tests.")] = 0,
+    client_test_share: Annotated[
+        float, typer.Option(help="Rows kept for clients' own tests.", rich_help_panel=MEASURED)
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     evaluate_every: Annotated[
-        int | None, typer.Option(help="Rounds between evaluations, 0: none; a hundredth of all.")
+        int | None,
+        typer.Option(
+            help="Rounds between evaluations, 0: none; a hundredth of all.",
+            rich_help_panel=MEASURED,
+        ),
     ] = None,
     gradient_norm: Annotated[
-        bool | None, typer.Option(help="Measure the gradient's norm; for linear models.")
+        bool | None,
+        typer.Option(
+            help="Measure the gradient's norm; for linear models.", rich_help_panel=MEASURED
+        ),
     ] = None,
     clients_at_once: Annotated[
         int | None, typer.Option(help="Size of the stacks clients are computed in.")
@@ -95,20 +109,28 @@ def run(
     rate: Rate = 1.0,
     honest: Honest = None,
     device: Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")] = "cpu",
-    gap: Annotated[bool, typer.Option(help="Also solve centrally and report the gap.")] = False,
+    gap: Annotated[
+        bool,
+        typer.Option(
+            "--gap", help="Also solve centrally and report the gap.", rich_help_panel=MEASURED
+        ),
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to and resume from.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for history and model.")] = None,
-    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+    dry_run: DryRun = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
     from symprune.criteria import allow_code
     from symprune.fed.algorithms import choose
+    from symprune.fed.cli.forecast import forecast_run
     from symprune.fed.devices import read_device
     from symprune.fed.problems.make import make_problem
     from symprune.fed.problems.models.user_code import allow_code as allow_own_code
     from symprune.fed.simulate import simulate
+    from symprune.machine import memory
 
     allow_own_code(data, model)
     check_positive(rounds=rounds)
@@ -127,8 +149,9 @@ def run(
         from symprune.fed.private_users import private_users
 
         chosen = private_users(chosen, promised)
-    if output is not None:
+    if output is not None and not dry_run:
         _make(output, HISTORY, MODEL, BILL)
+    begun, held = time.perf_counter(), memory.now()
     problem = make_problem(
         data,
         model,
@@ -141,11 +164,19 @@ def run(
         client_test_share=client_test_share,
         masks=masks,
     )
+    placed = problem.to(place)
     with console.display(not quiet) as shown:
         shown.tell(f"{chosen.name} on {problem.name}")
+        foreseen = Foreseen(shown.tell, dry_run)
+
+        def foresee(pace: Pace) -> bool:
+            spent = time.perf_counter() - begun
+            found = forecast_run(chosen, placed, rounds, pace, held, spent, output)
+            return foreseen.go_on(found)
+
         result = simulate(
             chosen,
-            problem.to(place),
+            placed,
             rounds,
             seed=seed,
             evaluate_every=max(1, rounds // 100) if evaluate_every is None else evaluate_every,
@@ -154,8 +185,13 @@ def run(
             clients_at_once=clients_at_once,
             robust=robust,
             checkpoint=checkpoint,
+            checkpoint_every=rounds if dry_run else 1,
             progress=lambda record: shown.count("rounds", record["round"], rounds, _now(record)),
+            foresee=foresee,
         )
+    if dry_run:
+        show_forecast(foreseen.found, None)
+        return
     bill = result.ledger.bill(result.history[-1]["round"])
     console.out.print(_result_table(result, problem))
     console.out.print(bill_table(bill))
@@ -210,20 +246,33 @@ def compare(
     output: Annotated[Path, typer.Option(help="Folder for table, histories and plot.")] = Path(
         "out/compare"
     ),
+    dry_run: DryRun = False,
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
+    from symprune.fed.cli.forecast import forecast_comparison
     from symprune.fed.compare.plan import read_plan
     from symprune.fed.compare.runs import Setting, run_entry, summary
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import ended_above_start
 
-    plan = read_plan(file)
-    _make(output, "histories.json", "summary.json", BILL)
+    begun, plan = time.perf_counter(), read_plan(file)
+    if not dry_run:
+        _make(output, "histories.json", "summary.json", BILL)
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
     with console.display() as shown:
-        lines = [run_entry(problem, entry, setting, shown.tell) for entry in plan.entries]
+        foreseen = Foreseen(shown.tell, dry_run)
+        going = foreseen.go_on(
+            forecast_comparison(
+                plan, problem, setting, output, shown.tell, time.perf_counter, begun
+            )
+        )
+        if going:
+            lines = [run_entry(problem, entry, setting, shown.tell) for entry in plan.entries]
+    if not going:
+        show_forecast(foreseen.found, None)
+        return
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
     from symprune.fed.compare.plots import plot, plot_bill
