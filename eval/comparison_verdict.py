@@ -63,12 +63,13 @@ def _best(rows: Sequence[Row], scores: Sequence[float | None]) -> str:
     best = min(known)[1] if len(known) > 1 else None
     if best is not None:
         parts.append(f"{rows[best]['label']} has the lowest perplexity, {min(known)[0]:.1f}")
+    titles: dict[int, list[str]] = {}
     for title, worth in (("smallest", _smallness), ("fastest", _speed)):
         ranked = [(worth(row), place) for place, row in enumerate(rows) if worth(row) is not None]
-        if len(ranked) < 2:
-            continue
-        place = max(ranked)[1]
-        said = f"{rows[place]['label']} is the {title}"
+        if len(ranked) > 1:
+            titles.setdefault(max(ranked)[1], []).append(title)
+    for place, won in titles.items():
+        said = f"{rows[place]['label']} is the {' and the '.join(won)}"
         details = [] if best in (None, place) else _beside_best(rows, scores, best, place)
         parts.append(f"{said} ({', '.join(details)})" if details else said)
     return f"Of {len(rows)}, {'; '.join(parts)}." if parts else ""

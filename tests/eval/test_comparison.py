@@ -101,6 +101,11 @@ DENSE = row("dense", 36.0, 1000, 10, what="dense", sparsity=0.0)
             "decoding 1.2 times as fast, perplexity 36.0 -> 90.0 (+150 %)); half is the fastest "
             "(56 % of the size, decoding 1.5 times as fast, perplexity 36.0 -> 58.3 (+62 %)).",
         ),
+        (
+            [DENSE, row("half", 58.3, 560, 15), row("most", 90.0, 280, 20, sparsity=0.75)],
+            2,
+            "Of 3, most is the smallest and the fastest.",
+        ),
         ([{"given": "a", "label": "a", "what": "record"}] * 2, 1, ""),
     ],
 )
