@@ -48,9 +48,12 @@ APART, NEARER = "divergence_base", "divergence"
 
 def check_processes(recipe: Recipe) -> None:
     """Fail where several processes would have to agree on every step."""
-    if recipe.reconstruction is not None and distributed.size() > 1:
+    alone = recipe.reconstruction is not None and not recipe.trains_apart
+    if alone and distributed.size() > 1:
         raise SympruneError(
-            "Reconstruction trains in one process: start one, or pass --reconstruct none."
+            "Training behind pruned blocks takes one block after the other, in one process. Start "
+            "one, pass --reconstruct none, or have a recipe train in the dense model (inputs: "
+            "dense, for the recipe and for reconstruct), where processes take different blocks."
         )
 
 

@@ -145,8 +145,8 @@ class _Search:
             share = 100 * least / self.weights.dense_bytes
             raise SympruneError(
                 f"No recipe makes {self.wish.model} as small as {100 * self.wish.size:g} %: with "
-                f"80 % of the weights gone and int4 values it has {share:.0f} %, for embeddings "
-                "and head stay as they are."
+                f"80 % of the weights gone and {KINDS[-1]} values it has {share:.0f} %, for "
+                "embeddings and head stay as they are."
             )
         self._foresee(choices, len(choices))
         return self._try(choices)

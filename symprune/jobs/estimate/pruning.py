@@ -114,10 +114,11 @@ def forecast_pruning(
     timed = time_block(streamed, probe, recipe, report_error, clock, head=head)
     seconds = count_steps(recipe, work, timed)
     sizes = sizes_of(streamed, timed, seqlen, held)
-    mine = -(-(samples + work.written) // work.processes)
+    sharing = 1 if recipe.trains_apart else work.processes
+    mine = -(-(samples + work.written) // sharing)
     peak = count_memory(
         recipe, sizes,
-        samples=mine, held_out=-(-watched // work.processes), report_error=report_error,
+        samples=mine, held_out=-(-watched // sharing), report_error=report_error,
         at_once=min(work.at_once, -(-windows // work.processes)),
         states_in_memory=not offloaded, grams_in_memory=gram_device != "disk",
         writes=shown + work.unwritten > 0,

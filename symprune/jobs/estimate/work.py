@@ -85,13 +85,14 @@ def count_seconds(recipe: Recipe, work: Work, pace: Pace) -> Seconds:
     """How long a run takes from here."""
     needs, trained = decide.needs(recipe, work.report_error), recipe.reconstruction
     share, blocks = 1 / work.processes, work.blocks
+    of_samples = 1.0 if recipe.trains_apart else share  # processes have all, and other blocks
     watching = work.held_out if needs.gram or trained is not None else 0
     every = work.samples + work.written + watching
     sides = 1 if recipe.targets == "own" else 2
     steps = {"perplexity": _perplexity(work, pace) * work.measured * share}
     if needs or trained is not None:
         streams = 1 + (recipe.follows_dense and recipe.follows_pruned)
-        steps["embedding"] = (every * pace.embed * share + pace.around) * streams
+        steps["embedding"] = (every * pace.embed * of_samples + pace.around) * streams
         measured = work.samples + (watching if needs.gram else 0)
         early = 1.0 if work.groups == 1 else ENDS_EARLY * work.groups
         steps["measuring"] = blocks * measured * pace.collect * early * sides * share
@@ -101,13 +102,15 @@ def count_seconds(recipe: Recipe, work: Work, pace: Pace) -> Seconds:
             recipe.follows_dense and recipe.inputs == "pruned"
         )
         steps["passing on"] = blocks * every * pace.forward * passes * share
+        steps["passing on"] += blocks * every * pace.forward * (of_samples - share)
     steps["masking"] = blocks * pace.decide * work.decided * share
     if trained is not None:
         watched = watching or max(1, every // 8)
         passed = trained.epochs * max(0, every - watched)  # windows of a training
         looked = (trained.epochs + 1) * watched
         once = passed * pace.train + looked * pace.forward
-        steps["training"] = blocks * (1 + trained.by_parts) * once
+        divided = share if recipe.trains_apart else 1.0
+        steps["training"] = blocks * (1 + trained.by_parts) * once * divided
         if recipe.trains_predictions and blocks:
             # The head sees the dense model's states, the block's, and these on the way back.
             head = pace.head * work.predicted

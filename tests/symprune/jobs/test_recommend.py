@@ -42,7 +42,8 @@ SHARED = {"calibration": "builtin", "nsamples": 2, "seqlen": 64}
 
 
 @pytest.mark.parametrize(
-    ("sparsity", "values"), [(0.5, None), (0.0, "int8"), (0.7, "int8"), (0.5, "int4")]
+    ("sparsity", "values"),
+    [(0.5, None), (0.0, "int8"), (0.7, "int8"), (0.5, "int4"), (0.5, "int3")],
 )
 def test_the_size_that_is_told_is_that_of_the_packed_model(
     sparsity: float, values: str | None, tmp_path: Path
@@ -73,6 +74,13 @@ def test_what_is_small_enough_is_the_least_that_goes() -> None:
             less = Choice(choice.recipe, before, choice.values)
             assert less.bytes(WEIGHTS) > 0.6 * WEIGHTS.dense_bytes
     assert small_enough(WEIGHTS, 1) == []
+
+
+def test_values_are_no_narrower_than_what_all_weights_can_be_kept_in() -> None:
+    for share, narrowest in ((0.6, "int8"), (0.4, "int4"), (0.3, "int3"), (0.22, "int3")):
+        found = small_enough(WEIGHTS, share * WEIGHTS.dense_bytes)
+        assert found[-1].values == narrowest and (found[-1].sparsity == 0) is (share > 0.25)
+        assert all(choice.sparsity > 0 for choice in found[:-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
