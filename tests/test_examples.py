@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import symprune
+from symprune import Recipe
 from symprune.checkpoint.packed import pack
 from symprune.fed import ALGORITHMS, build
+from symprune.jobs import pruning
 from symprune.refine import REFINEMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +111,9 @@ CONTINUED = (
 def at_hand(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a packed model named PACKED."""
     folder = tmp_path_factory.mktemp("reader")
-    pack(tiny_folder, folder / "PACKED")
+    recipe = Recipe("magnitude", calibration="builtin", nsamples=2, seqlen=16)
+    pruning.prune(pruning.Job(str(tiny_folder), recipe, folder / "half", evaluate=False))
+    pack(folder / "half", folder / "PACKED")
     return folder
 
 

@@ -5,36 +5,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import reports
+from browser import browse, needs_a_browser
 from reports import Page
 
 from symprune.eval import report
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PATIENCE = 600  # seconds; on a machine with nothing else to do it takes a few
-needs_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
-
-def browse(page: Path, width: int, profile: Path) -> tuple[str, str]:
-    """The page's DOM after its script ran in a real browser, and what the console said."""
-    flags = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--disable-dev-shm-usage", "--enable-logging=stderr", "--v=0",
-        f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom",
-    ]  # fmt: skip
-    done = subprocess.run(
-        [str(CHROMIUM), *flags, page.as_uri()], capture_output=True, text=True, timeout=PATIENCE
-    )
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return done.stdout, "\n".join(console)
-
 
 LOOK = """
 const seen = {};
@@ -62,7 +41,7 @@ const below = (element) => {
 // Words whose color is too near to what is behind them to be read: WCAG's 4.5 to 1.
 const faint = (page) => [...page.querySelectorAll("h1, h2, h3, p, td, th button, caption, dt, dd,"
   + " small, figcaption, summary, code, label, output, .legend button, a, svg.chart text")]
-  .filter((one) => one.textContent.trim() && one.getClientRects().length)
+  .filter((one) => one.textContent.trim() && one.checkVisibility())
   .filter((one) => {
     const style = getComputedStyle(one);
     const ink = numbers(one.closest("svg") ? style.fill : style.color);
@@ -75,7 +54,7 @@ const unnamed = (page) => [...page.querySelectorAll("button, input, [tabindex], 
     || one.textContent.trim() || one.closest("label")
     || page.getElementById(one.getAttribute("aria-labelledby")))).length;
 const focus = (page) => [...page.querySelectorAll("button, input, .scroll, summary, svg.chart")]
-  .filter((one) => one.getClientRects().length)
+  .filter((one) => one.checkVisibility())
   .filter((one) => { one.focus(); return page.activeElement !== one; }).length;
 const look = (page) => ({
   fits: page.documentElement.scrollWidth <= page.documentElement.clientWidth,
@@ -158,7 +137,7 @@ def probe(page: Path, profile: Path, *scripts: str) -> dict[str, Any]:
     html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
     script = f"<script>{LOOK}{''.join(scripts)}{FRAMES}</script></body>"
     page.write_text(html.replace("</body>", script))
-    dom, console = browse(page, 1280, profile)
+    dom, console = browse(page.as_uri(), 1280, profile)
     assert console == ""
     found: dict[str, Any] = json.loads(Page(dom).text.strip().splitlines()[0])
     return found
@@ -180,7 +159,7 @@ def test_a_browser_renders_it_sorts_it_and_complains_of_nothing(
     kind: str, sweep: Path, pruned: Path, tmp_path: Path
 ) -> None:
     page = report.write(sweep if kind == "sweep" else pruned, tmp_path / "page.html")
-    dom, console = browse(page, 1280, tmp_path / "profile")
+    dom, console = browse(page.as_uri(), 1280, tmp_path / "profile")
     assert 'id="tip"' in dom and console == ""
 
     head = json.dumps("perplexity" if kind == "sweep" else "calibration error")
