@@ -81,7 +81,9 @@ wheel: .venv/.ready
 	rm -rf dist
 	$(BIN)/python -m build
 
-.venv/.ready: pyproject.toml constraints.txt
+KERNELS := $(wildcard symprune/runtime/kernels/*.[ch])
+
+.venv/.ready: pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
 	$(PIP) -e ".[dev]"

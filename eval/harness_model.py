@@ -119,6 +119,11 @@ class HarnessModel(HFLM):
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - begun
 
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens of an answer, of which a short context has no room for as many as usual."""
+        return min(super().max_gen_toks, self.max_length // 2)
+
     def _batch_scheduler(self, pos: int, n_reordered_requests: Sequence[Any]) -> int:
         if self.device.type != "cpu":
             return super()._batch_scheduler(pos, n_reordered_requests)

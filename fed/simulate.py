@@ -21,7 +21,7 @@ from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
-from symprune.fed.devices import working_on
+from symprune.fed.devices import MAIN_MEMORY, placed, working_on
 from symprune.fed.problems.checks import check_problem
 from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
@@ -78,7 +78,7 @@ class Result:
 
 def ended_above_start(history: list[Record]) -> str | None:
     """A sentence without its end if the loss, of personal models where there are any, ended higher
-    than it began."""
+    than it began. Where owners keep their losses, the perplexity of the test text stands for it."""
     name, first, last = _judged(history)
     if not last > first + 1e-6 * abs(first):
         return None
@@ -88,14 +88,17 @@ def ended_above_start(history: list[Record]) -> str | None:
 
 def check_not_diverged(history: list[Record]) -> None:
     """Refuse a run that ended finite but far above its start."""
-    sentence, (_, first, last) = ended_above_start(history), _judged(history)
+    sentence, (name, first, last) = ended_above_start(history), _judged(history)
+    if name == "perplexity":  # its logarithm is a loss
+        first, last = (math.log(max(value, 1)) for value in (first, last))
     if sentence is not None and last > WORSE * abs(first):
         raise Diverged(sentence)
 
 
 def _judged(history: list[Record]) -> tuple[str, float, float]:
     """The loss a run is judged by, at its start and at its end; NaN where nobody knows it."""
-    name = "personal_loss" if "personal_loss" in history[0] else "loss"
+    names = ("personal_loss", "loss", "perplexity")
+    name = next((name for name in names if name in history[0]), "loss")
     ends = (record.get(name, math.nan) for record in (history[0], history[-1]))
     return (name.replace("_", " "), *ends)
 
@@ -147,7 +150,8 @@ def simulate(
     check_options(algorithm)
     check_problem(problem)
     problem = problem if masks is None else problem.masked(masks)
-    optimum = None if optimum is None else problem.layout.gather(optimum.to(problem.device))
+    if optimum is not None:
+        optimum = problem.layout.gather(optimum.to(problem.device, problem.dtype))
     with (
         limited_threads(threads),
         working_on(problem.device),
@@ -369,17 +373,13 @@ class _Engine:
     def _transport(self, parcel: Parcel) -> Received:
         if not self.wire:
             return parcel.received()
-        with working_on(torch.device("cpu")):  # bytes are made and read in main memory
+        with working_on(MAIN_MEMORY):
             seen = collect([parcel.encode(row) for row in range(parcel.count)])
-        return {name: _placed(field, self.problem.device) for name, field in seen.items()}
+        return {name: placed(field, self.problem.device) for name, field in seen.items()}
 
 
 def _rows(state: State, clients: Tensor | slice) -> State:
     return {name: tensor[clients] for name, tensor in state.items()}
-
-
-def _placed(rows: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    return [row.to(device) for row in rows] if isinstance(rows, list) else rows.to(device)
 
 
 def _pick(rows: Tensor | list[Tensor], place: Tensor) -> Tensor | list[Tensor]:

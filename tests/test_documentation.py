@@ -88,6 +88,18 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert [file for file in named if not (ROOT / file).exists()] == []
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    """What a page promises by a test's name is worth what the test is."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    tests = {test for file in files for test in re.findall(r"def (test_\w+)", file.read_text())}
+    named = {
+        (name(page), test)
+        for page in PAGES
+        for test in re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50 and {pair for pair in named if pair[1] not in tests} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_lines_end_at_100_characters_unless_a_table_needs_more(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import families
+import loopback
 import pytest
 import torch
 
@@ -27,6 +28,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "compare_criteria": ("--methods wanda ria", r"ria +0\.\d+"),
     "federated_language_model": ("--rounds 2", "Merged, 50.0% of its weights are zero"),
     "federated_masks": ("--rounds 2", r"ef21, top-k:0.1\+int4 +\d+\.\d% +50\.0%"),
+    "federated_on_flower": ("", r"Flower trained 14 matrices, 50\.0% of it zeros"),
     "federated_pruning": ("", "those of central pruning: yes"),
     "federated_training": ("--rounds 3", r"fedht +accuracy .* with 90% zeros"),
     "keep_zeros_while_training": ("--steps 3", "Afterwards 50.0% of the weights are zero"),
@@ -55,11 +57,33 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_example_runs_and_prints_what_it_shows(
-    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments, expected = PROGRAMS[program]
+    if program == "federated_on_flower":  # as it stands below, which takes minutes
+        pytest.importorskip("flwr")
+        from symprune.fed.flower import deploy
+
+        monkeypatch.setattr(deploy, "Deployment", loopback.without_processes())
+        monkeypatch.setenv("PRUNED_MODEL", "")
+        arguments += f" --folder {tmp_path}"
     run(program, arguments.split(), monkeypatch)
     assert re.search(expected, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_the_whole_road_on_flower_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flwr")
+    monkeypatch.setenv("PRUNED_MODEL", "")
+    _, expected = PROGRAMS["federated_on_flower"]
+    run("federated_on_flower", ["--folder", str(tmp_path)], monkeypatch)
+    assert re.search(expected, capsys.readouterr().out)
+    assert (tmp_path / "run" / "logs" / "node-1.log").exists()
 
 
 def test_an_example_prunes_and_saves_a_model_it_is_given(

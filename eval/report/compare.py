@@ -8,7 +8,6 @@ from typing import Any
 
 from symprune.eval import comparison
 from symprune.eval.comparison import ERRORS, Row
-from symprune.eval.comparison_verdict import verdict
 from symprune.eval.report import charts, page, samples
 from symprune.eval.report.charts import Axis, Point, Series
 from symprune.eval.report.page import TableCell, figure_text
@@ -53,8 +52,8 @@ def build(record: Mapping[str, Any]) -> str:
     facts = ", ".join(f"{name} {version}" for name, version in made.items())
     given = ", ".join(str(row["given"]) for row in rows)
     title = " and ".join(labels) if len(labels) < 4 else f"{len(labels)} models"
-    said = page.verdict(verdict(record).replace(" -> ", " → "))
-    return page.document(title, f"Compared: {given}", sections, f"Measured with {facts}.", said)
+    first = page.verdict(comparison.verdict(record))
+    return page.document(title, f"Compared: {given}", sections, f"Measured with {facts}.", first)
 
 
 def _table(caption: str, labels: Sequence[str], found: Mapping[str, list[str]]) -> str:

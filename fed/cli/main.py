@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,13 @@ import typer
 from rich.table import Table
 
 from symprune.cli import console
-from symprune.cli.options import DryRun
+from symprune.cli import options as o
 from symprune.cli.screen.help import App
 from symprune.cli.showing import Foreseen, show_forecast
 from symprune.errors import SympruneError
 from symprune.fed.cli import policy
-from symprune.fed.cli.deploy import bill_table, deploy, warn_of_loss
+from symprune.fed.cli.deploy import BILL, bill_table, deploy, warn_of_loss
+from symprune.fed.cli.merge import merge
 from symprune.fed.cli.node_key import node_key
 from symprune.fed.cli.promises import (
     Clip,
@@ -40,8 +42,9 @@ if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.problems.problem import Problem
     from symprune.fed.simulate import Pace, Record, Result
 
+Device = Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")]
 MEASURED = "What is measured"
-HISTORY, MODEL, BILL = "history.json", "model.safetensors", "bill.png"
+HISTORY, MODEL = "history.json", "model.safetensors"
 
 app = App(
     help="Federated sparse training, and pruning with text that stays where it is.",
@@ -51,6 +54,7 @@ app.add_typer(policy.app, name="policy")
 app.command()(prune)
 app.command()(deploy)
 app.command("node-key")(node_key)
+app.command()(merge)
 
 
 @app.command()
@@ -72,6 +76,10 @@ def run(
     ] = None,
     masks: Annotated[
         Path | None, typer.Option(help="File of masks: what they prune stays zero.")
+    ] = None,
+    exempt: Annotated[
+        list[str] | None,
+        typer.Option(help="Names that are not trained or sent, as '*norm*'; repeatable."),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option, as gamma=0.1; repeatable.")
@@ -108,7 +116,7 @@ def run(
     noise: Noise = None,
     rate: Rate = 1.0,
     honest: Honest = None,
-    device: Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Device = "cpu",
     gap: Annotated[
         bool,
         typer.Option(
@@ -119,7 +127,8 @@ def run(
         Path | None, typer.Option(help="File to save to and resume from.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for history and model.")] = None,
-    dry_run: DryRun = False,
+    report_to: o.ReportTo = None,
+    dry_run: o.DryRun = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
@@ -131,9 +140,13 @@ def run(
     from symprune.fed.problems.models.user_code import allow_code as allow_own_code
     from symprune.fed.simulate import simulate
     from symprune.machine import memory
+    from symprune.tracking.figures import add_round
+    from symprune.tracking.tracker import choose as choose_loggers
+    from symprune.tracking.tracker import tracked
 
     allow_own_code(data, model)
     check_positive(rounds=rounds)
+    loggers = choose_loggers(report_to or [])
     place = read_device(device)
     options = parse_assignments(option or [])
     if sparsity is not None:
@@ -163,16 +176,31 @@ def run(
         seed=seed,
         client_test_share=client_test_share,
         masks=masks,
+        exempt=exempt or (),
     )
+    name = output.name if output else chosen.name
+    settings = {"algorithm": repr(chosen), "problem": problem.name, "rounds": rounds, "seed": seed}
     placed = problem.to(place)
-    with console.display(not quiet) as shown:
-        shown.tell(f"{chosen.name} on {problem.name}")
-        foreseen = Foreseen(shown.tell, dry_run)
+    told: list[Record] = []
+    foreseen = Foreseen(console.remark, dry_run)
 
-        def foresee(pace: Pace) -> bool:
-            spent = time.perf_counter() - begun
-            found = forecast_run(chosen, placed, rounds, pace, held, spent, output)
-            return foreseen.go_on(found)
+    def foresee(pace: Pace) -> bool:
+        spent = time.perf_counter() - begun
+        return foreseen.go_on(forecast_run(chosen, placed, rounds, pace, held, spent, output))
+
+    with (
+        tracked(
+            [] if dry_run else loggers, name, settings, console.remark, console.warn
+        ) as tracker,
+        console.display(not quiet) as shown,
+    ):
+        shown.tell(f"{chosen.name} on {problem.name}")
+        foreseen.tell = shown.tell
+
+        def progress(record: Record) -> None:
+            shown.count("rounds", record["round"], rounds, _now(record))
+            add_round(tracker, record)
+            told.append(record)
 
         result = simulate(
             chosen,
@@ -186,9 +214,11 @@ def run(
             robust=robust,
             checkpoint=checkpoint,
             checkpoint_every=rounds if dry_run else 1,
-            progress=lambda record: shown.count("rounds", record["round"], rounds, _now(record)),
+            progress=progress,
             foresee=foresee,
         )
+        for record in result.history[: -len(told) or None]:  # the start, and of an earlier attempt
+            add_round(tracker, record)
     if dry_run:
         show_forecast(foreseen.found, None)
         return
@@ -246,32 +276,48 @@ def compare(
     output: Annotated[Path, typer.Option(help="Folder for table, histories and plot.")] = Path(
         "out/compare"
     ),
-    dry_run: DryRun = False,
+    device: Device = "cpu",
+    report_to: o.ReportTo = None,
+    dry_run: o.DryRun = False,
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
     from symprune.fed.cli.forecast import forecast_comparison
     from symprune.fed.compare.plan import read_plan
     from symprune.fed.compare.runs import Setting, run_entry, summary
+    from symprune.fed.devices import read_device
     from symprune.fed.problems.make import make_problem
     from symprune.fed.simulate import ended_above_start
+    from symprune.tracking.figures import add_round
+    from symprune.tracking.tracker import choose as choose_loggers
+    from symprune.tracking.tracker import tracked
 
-    begun, plan = time.perf_counter(), read_plan(file)
+    begun, plan, place = time.perf_counter(), read_plan(file), read_device(device)
+    loggers = choose_loggers(report_to or [])
     if not dry_run:
         _make(output, "histories.json", "summary.json", BILL)
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
-    with console.display() as shown:
+    settings = {"plan": str(file), "problem": problem.name, "rounds": plan.rounds}
+    there = problem.to(place)
+    lines: list[Line] = []
+    with (
+        tracked(
+            [] if dry_run else loggers, output.name, settings, console.remark, console.warn
+        ) as tracker,
+        console.display() as shown,
+    ):
         foreseen = Foreseen(shown.tell, dry_run)
-        going = foreseen.go_on(
-            forecast_comparison(
-                plan, problem, setting, output, shown.tell, time.perf_counter, begun
-            )
+        found = forecast_comparison(
+            plan, there, setting, output, shown.tell, time.perf_counter, begun
         )
-        if going:
-            lines = [run_entry(problem, entry, setting, shown.tell) for entry in plan.entries]
-    if not going:
-        show_forecast(foreseen.found, None)
+        if foreseen.go_on(found):
+            lines = [
+                run_entry(there, entry, setting, shown.tell, partial(add_round, tracker))
+                for entry in plan.entries
+            ]
+    if dry_run:
+        show_forecast(found, None)
         return
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
@@ -287,7 +333,7 @@ def compare(
     for line in lines:
         above = {ended_above_start(history) for history in line.histories} - {None}
         for sentence in sorted(filter(None, above)):
-            console.err.print(f"Warning: {line.entry.title}: {sentence}.")
+            console.warn(f"{line.entry.title}: {sentence}.")
 
 
 def _optimum(problem: Problem) -> Any:
@@ -357,6 +403,7 @@ def _write(
     folder: Path, result: Result, problem: Problem, bill: dict[str, dict[str, float]]
 ) -> None:
     from symprune.fed.compare.plots import plot_traffic
+    from symprune.fed.problems.models.lora import about_adapters
 
     content = {
         "algorithm": repr(result.algorithm),
@@ -366,6 +413,6 @@ def _write(
     }
     durable.write_text(folder / HISTORY, json.dumps(content, indent=1))
     tensors = {name: part.cpu().contiguous().clone() for name, part in result.parameters.items()}
-    durable.write_tensors(folder / MODEL, tensors)
+    durable.write_tensors(folder / MODEL, tensors, about_adapters(problem.loss))
     title = f"{result.algorithm.name} on {problem.name}"
     plot_traffic(result.history, problem.clients, folder / BILL, title)

@@ -187,7 +187,7 @@ def recommend(
         return
     for part in recommendation.show(record, console.out.width):
         console.out.print(part, highlight=False)
-    console.say((recommendation.verdict(record), "bold"))
+    console.conclude(recommendation.verdict(record))
     for command in recommendation.steps(record):
         console.say("  ", (command, "cyan"))
     o.write_json(json_file, record)

@@ -122,12 +122,6 @@ def doing(what: str) -> Iterator[None]:
         yield
 
 
-def remark(what: str) -> None:
-    """A line about what goes on, where nothing is displayed."""
-    with doing(what):
-        pass
-
-
 def say_saved(place: object) -> None:
     """Where a result is."""
     say("Saved to ", (str(place), "bold"))
@@ -139,6 +133,24 @@ def say(*parts: str | tuple[str, str]) -> None:
         strip_controls(p) if isinstance(p, str) else (strip_controls(p[0]), p[1]) for p in parts
     ]
     out.print(Text.assemble(*plain), highlight=False, soft_wrap=True)
+
+
+def warn(sentence: str) -> None:
+    """What went wrong and ends nothing."""
+    said = Text.assemble(("Warning:", "yellow"), " ", strip_controls(sentence))
+    err.print(said, highlight=False, soft_wrap=True)
+
+
+def remark(sentence: str) -> None:
+    """What is good to know while a command runs; nothing with --quiet."""
+    if not loudness.quiet:
+        err.print(Text(strip_controls(sentence), style="dim"), highlight=False, soft_wrap=True)
+
+
+def conclude(sentence: str) -> None:
+    """What a result comes to."""
+    if sentence:
+        out.print(Text(strip_controls(sentence), style="bold"), highlight=False)
 
 
 def write(text: str) -> None:

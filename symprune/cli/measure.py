@@ -44,15 +44,21 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Zero-shot tasks of lm-eval instead, separated by commas; [bold]default[/bold]: "
-            "hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, openbookqa; "
-            "[bold]thesis[/bold]: with rte for piqa."
+            help="Tasks of lm-eval instead, separated by commas, as mmlu or gsm8k; "
+            "[bold]default[/bold]: hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, "
+            "openbookqa; [bold]thesis[/bold]: with rte for piqa."
         ),
     ] = None,
     task_data: Annotated[
         Path | None,
-        typer.Option(help="Folder of TASK.jsonl files: lm-eval's own prompts without a network."),
+        typer.Option(
+            help="Folder of TASK.jsonl files or copies of the data sets: lm-eval's own prompts "
+            "without a network."
+        ),
     ] = None,
+    num_fewshot: Annotated[
+        int, typer.Option(min=0, help="Examples with answers in the prompt of a task.")
+    ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N questions of each task.")
     ] = None,
@@ -72,8 +78,8 @@ def evaluate(
     overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, lm-eval
     measures accuracies with standard errors and their mean, and perplexity only if --data is given.
     """
-    if not tasks and (task_data or limit or batch_size != "auto"):
-        raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
+    if not tasks and (task_data or limit or num_fewshot or batch_size != "auto"):
+        raise SympruneError("--task-data, --num-fewshot, --limit and --batch-size go with --tasks.")
     if tasks and data and dry_run:
         raise SympruneError("--dry-run is of tasks or of perplexity: leave out --data or --tasks.")
     if tasks and against and not data:
@@ -88,7 +94,7 @@ def evaluate(
         from symprune.models import hub
 
         names, begun = zeroshot.choose_tasks(tasks), time.perf_counter()
-        zeroshot.check_tasks(names, task_data)
+        zeroshot.check_tasks(names, task_data, num_fewshot)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
@@ -97,7 +103,8 @@ def evaluate(
         foreseen = Foreseen(console.remark, dry_run)
         ahead = TasksAhead(names, loaded, stored, device, begun, foreseen.go_on)
         result = zeroshot.evaluate(
-            loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size,
+            loaded, tokenizer, names,
+            task_data=task_data, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size,
             foresee=ahead.foresee,
         )  # fmt: skip
         if dry_run:
@@ -136,16 +143,36 @@ def evaluate(
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also every matrix, and the whole recipe.")
+        bool,
+        typer.Option("--all", help="Also every matrix, every layer's experts, the whole recipe."),
     ] = False,
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load/--no-load", help="Of a mixture of experts: measure what each has to do."
+        ),
+    ] = True,
+    calibration: Annotated[
+        str, typer.Option(help="The text for that.", rich_help_panel=o.CALIBRATION)
+    ] = "builtin",
+    nsamples: Annotated[
+        int, typer.Option(min=1, help="Windows of it.", rich_help_panel=o.CALIBRATION)
+    ] = 4,
+    seqlen: Annotated[
+        int, typer.Option(min=2, help="Tokens per window.", rich_help_panel=o.CALIBRATION)
+    ] = 256,
     json_file: o.JsonFile = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Show how sparse a saved model is, and the recipe that made it; --all: matrix by matrix."""
+    """Show how sparse a saved model is, and the recipe that made it; --all: matrix by matrix.
+
+    Of a mixture of experts also what its routers give each expert to do, on a little text.
+    """
     from symprune.checkpoint.record import is_ours, read_record
-    from symprune.eval import tables
-    from symprune.eval.experts import by_expert
+    from symprune.eval import experts, tables
+    from symprune.jobs.experts.load import measure
     from symprune.jobs.inspect import inspect_folder
+    from symprune.models.hub import Access
 
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
@@ -153,6 +180,17 @@ def inspect(
     console.prepare_libraries()
     with console.doing(f"Reading {folder}"):
         facts = inspect_folder(folder, trust_remote_code)
+    measured, notes = None, []
+    if load:
+        with console.display() as shown:
+            access = Access(trust_remote_code=trust_remote_code)
+            text = (calibration, nsamples, seqlen)
+            try:
+                measured = measure(
+                    folder, access, *text, lambda n, of: shown.count("load per expert", n, of, "")
+                )
+            except SympruneError as error:
+                notes.append(f"What experts have to do was not measured: {error}")
     matrices = [{**vars(f), "kind": f.kind, "sparsity": f.sparsity} for f in facts]
     zeros, size = sum(f.zeros for f in facts), sum(f.size for f in facts)
     share = tables.percent(zeros / size)
@@ -165,9 +203,13 @@ def inspect(
     record = read_record(folder)
     ours = record if is_ours(record) else None
     recipe = ours.get("recipe") if ours else None
-    load = by_expert(ours.get("experts") if ours else None)
-    if load is not None:
-        console.out.print(load)
+    if measured is not None:
+        console.say(experts.summary(measured))
+        if everything:
+            console.out.print(experts.by_layer(measured))
+    before = experts.by_expert(ours.get("experts") if ours else None)
+    if before is not None and everything:
+        console.out.print(before)
     if record and recipe is not None:
         console.say(f"Made by symprune {record['versions']['symprune']}: {record['description']}.")
         for entry in record["perplexity"]:
@@ -176,9 +218,12 @@ def inspect(
             console.out.print_json(json.dumps(recipe))
     else:
         console.say("No symprune.json: the recipe is unknown.")
+    console.notes(notes)
     if not everything:
-        console.say("--all shows every matrix and the whole recipe.")
-    o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
+        layers = "" if measured is None and before is None else ", every layer's experts"
+        console.say(f"--all shows every matrix{layers} and the whole recipe.")
+    found = {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe}
+    o.write_json(json_file, {**found, **({"experts": measured} if measured else {})})
 
 
 def verify(

@@ -168,6 +168,15 @@ Log = Annotated[
         rich_help_panel=SCALE,
     ),
 ]
+ReportTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report-to",
+        metavar="NAME",
+        help="Log figures as the run goes on: tensorboard or wandb (Weights & Biases), if it is "
+        "installed; all: to what is; repeatable. [dim]\\[none][/dim]",
+    ),
+]
 
 REFINEMENT = "Refinement"
 MaxCycles = Annotated[

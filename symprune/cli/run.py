@@ -71,6 +71,7 @@ def bench(
       symprune bench smollm2-135m:bfloat16 ./packed
     """
     from symprune.eval import tables
+    from symprune.eval.report import bench as page
     from symprune.eval.report import check_page
     from symprune.jobs.bench.turns import Plan
     from symprune.jobs.bench.turns import bench as measure
@@ -95,6 +96,7 @@ def bench(
         return
     console.out.print(tables.bench(record))
     console.notes(record["notes"])
+    console.conclude(page.verdict(record))
     o.write_json(json_file, record)
     if html_file is not None:
         from symprune.eval.report import write_bench

@@ -351,10 +351,9 @@ def summary(layers: list[LayerReport]) -> list[str]:
         return []
     better = sum(after < before for before, after in blocks)
     gain = median(1 - after / before if before > 0 else 0.0 for before, after in blocks)
-    said = [
-        f"Reconstruction lowered the error of {better} of {len(blocks)} blocks on held-out tokens, "
-        f"in the median by {100 * gain:.0f} %."
-    ]
+    which = "no block" if not better else f"{better} of {len(blocks)} blocks"
+    typical = f", in the median by {100 * gain:.2g} %" if gain > 0 else ""
+    said = [f"Reconstruction lowered the error of {which} on held-out tokens{typical}."]
     ends = [f for f in (layer.figures for layer in layers) if APART in f]
     if ends and ends[-1][NEARER] < ends[-1][APART]:
         said.append(

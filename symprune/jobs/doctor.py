@@ -25,6 +25,8 @@ EXTRAS = {
     "privacy": ("dp-accounting",),
     "llama": ("llama-cpp-python",),
     "lora": ("peft",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -50,8 +52,9 @@ def advise(found: dict[str, Any]) -> list[str]:
     """What a user might want to do about it."""
     said = []
     if not found["kernels"]["levels"]:
-        why = "reinstall where a C compiler is" if not found["kernels"]["compiler"] else "reinstall"
-        said.append(f"No kernels were built: packed models run slowly through torch; {why}.")
+        fix = "reinstall where a C compiler is" if not found["kernels"]["compiler"] else "reinstall"
+        why = found["kernels"]["missing"]
+        said.append(f"{why}: packed models run slowly through torch; {fix}.")
     if found["hub"]["token"] is None:
         said.append("No token for the hub: gated models and pushing need `hf auth login`.")
     if found["hub"]["offline"]:
@@ -93,9 +96,12 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _kernels() -> dict[str, Any]:
-    levels = library.levels() if library.library() is not None else []
     compiler = next((name for name in COMPILERS if shutil.which(name)), None)
-    return {"levels": levels, "used": library.level() if levels else None, "compiler": compiler}
+    there = library.search()
+    if isinstance(there, str):
+        return {"levels": [], "used": None, "compiler": compiler, "missing": there}
+    levels, used = library.levels(), library.level()
+    return {"levels": levels, "used": used, "compiler": compiler, "missing": None}
 
 
 def _memory() -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine.experts.mixtures import plan_drop
 from symprune.engine.predictions import step_between
-from symprune.engine.text.self_written import count_unwritten
+from symprune.engine.text import self_written
 from symprune.jobs.estimate.forecast import OFFLOAD, Forecast, attempt
 from symprune.jobs.estimate.loaded import count_words, sizes_of
 from symprune.jobs.estimate.opening import Opened, choose_files, find_stored_dtype, open_model
@@ -90,7 +90,8 @@ def forecast_pruning(
         of_blocks=len(streamed),
         samples=samples,
         written=recipe.self_samples or 0,
-        unwritten=0 if tokens is None else count_unwritten(tokens, texts.watched),
+        unwritten=0 if tokens is None else self_written.count_unwritten(tokens, texts.watched),
+        together=self_written.windows_at_once(streamed.model, seqlen, streamed.compute),
         held_out=watched,
         windows=windows,
         measured=1 if finished else 2,
@@ -122,6 +123,8 @@ def forecast_pruning(
         at_once=min(work.at_once, -(-windows // work.processes)),
         states_in_memory=not offloaded, grams_in_memory=gram_device != "disk",
         writes=shown + work.unwritten > 0,
+        cache=min(work.together, work.written + work.unwritten)
+        * self_written.size_of_cache(streamed.model, seqlen, streamed.compute),
     )  # fmt: skip
     if offloaded:
         disk += (mine + watched) * sizes.window

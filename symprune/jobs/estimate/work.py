@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from symprune.engine import decide
 from symprune.engine.text.self_written import AT_ONCE, BEGINNING
-from symprune.engine.text.tokens import windows_to_try
+from symprune.engine.text.tokens import tries
 from symprune.recipe import Recipe
 
-CANDIDATES = 13  # allocations that a search tries
 ENDS_EARLY = 0.6  # of a forward that measures one group of several, on average
 
 
@@ -52,6 +51,7 @@ class Work:
     samples: int = 0
     written: int = 0
     unwritten: int = 0  # of the windows to calibrate on, those the model writes from nothing
+    together: int = AT_ONCE  # of these, as many as it writes at a time
     held_out: int = 0
     windows: int = 0
     measured: int = 2
@@ -117,8 +117,9 @@ def count_seconds(recipe: Recipe, work: Work, pace: Pace) -> Seconds:
             steps["training"] += once + passed * 3 * head + looked * 2 * head + pace.around
     steps["allocating"] = _allocation(recipe, work, pace) * share
     begun = max(0, work.seqlen - min(BEGINNING, work.seqlen // 4))
-    tokens = -(-work.written // AT_ONCE) * begun + -(-work.unwritten // AT_ONCE) * work.seqlen
-    each = work.of_blocks * pace.tokens + AT_ONCE * pace.head / max(work.seqlen, 1)
+    tokens = -(-work.written // work.together) * begun
+    tokens += -(-work.unwritten // work.together) * work.seqlen
+    each = work.of_blocks * pace.tokens + work.together * pace.head / max(work.seqlen, 1)
     steps["writing text"] = tokens * each
     if work.shown:
         written = work.shown * work.new_tokens * _token(work, pace)
@@ -159,7 +160,7 @@ def _allocation(recipe: Recipe, work: Work, pace: Pace) -> float:
     # Sums of squares cost hardly more than the forward they are collected in.
     blocks = work.of_blocks
     seconds = work.samples * (pace.embed + blocks * pace.forward) + blocks * pace.load
-    if windows_to_try(recipe):
-        tried = windows_to_try(recipe) * (CANDIDATES + 1) * (blocks * pace.forward + pace.head)
-        seconds += tried + blocks * (CANDIDATES * pace.mask + pace.load)
+    for windows, count in tries(recipe):
+        tried = windows * (count + 1) * (blocks * pace.forward + pace.head)
+        seconds += tried + blocks * (count * pace.mask + pace.load)
     return seconds

@@ -7,6 +7,14 @@
 
 #include "packed.h"
 
+/* clang before 16 knows these instructions only where everything is compiled for them. */
+#if defined(__aarch64__) && \
+    (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
+#define COMPILES_DOT_PRODUCTS 1
+#else
+#define COMPILES_DOT_PRODUCTS 0
+#endif
+
 #define GROUP PACKED_GROUP
 #define PANEL PACKED_PANEL
 #define INLINE static inline __attribute__((always_inline))
@@ -74,6 +82,7 @@ extern const Level plain_level;
 extern const Level avx2_level;
 extern const Level avx512_level;
 extern const Level neon_level;
+extern const Level neon_dot_level;
 
 INLINE int bits_of(int kind) {
     return kind == FLOAT32 ? 32 : kind <= FLOAT16 ? 16 : kind == INT8 ? 8 : 8 - kind;

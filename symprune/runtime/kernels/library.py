@@ -19,10 +19,10 @@ import torch
 from symprune.errors import SympruneError
 
 VARIABLE = "SYMPRUNE_KERNEL"
-INTERFACE = 2
+INTERFACE = 3
 PORTABLE = "portable"
-NUMBERS = {"plain": 0, "avx2": 1, "avx512": 2, "neon": 3}
-BEST_FIRST = ("avx512", "avx2", "neon", "plain", PORTABLE)
+NUMBERS = {"plain": 0, "avx2": 1, "avx512": 2, "neon": 3, "neon-dot": 4}
+BEST_FIRST = ("avx512", "avx2", "neon-dot", "neon", "plain", PORTABLE)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WRONG = {
     1: "its header does not fit its size",
@@ -45,22 +45,40 @@ _chosen = Choice()
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none; says so once."""
-    for path in sorted(Path(__file__).parent.glob("_packed*")):
-        try:
-            found = ctypes.CDLL(str(path))
-            interface = found.packed_interface()
-        except (OSError, AttributeError):
-            continue
-        if interface == INTERFACE:
-            return _declared(found)
+    """The compiled kernels, or None where there are none that fit; says so once."""
+    found = search()
+    if not isinstance(found, str):
+        return _declared(found)
     warnings.warn(
-        "symprune's compiled kernels are not installed; packed models run through the portable "
-        "path, which is slow. Install symprune where there is a C compiler.",
+        f"{found}; packed models run through the portable path, which is slow. Install symprune "
+        "again where there is a C compiler.",
         RuntimeWarning,
         stacklevel=2,
     )
     return None
+
+
+def search() -> ctypes.CDLL | str:
+    """The compiled kernels, or why there are none: what an older symprune, another system or
+    another processor has left in the folder is not used."""
+    why = "symprune's compiled kernels are not installed"
+    for path in sorted(Path(__file__).parent.glob("_packed*")):
+        try:
+            found = ctypes.CDLL(str(path))
+            interface = found.packed_interface()
+        except OSError:
+            why = f"symprune's compiled kernels in {path} cannot be loaded here"
+            continue
+        except AttributeError:
+            why = f"{path} does not hold symprune's compiled kernels"
+            continue
+        if interface == INTERFACE:
+            return found
+        why = (
+            f"symprune's compiled kernels in {path} are of another version "
+            f"(interface {interface}, not {INTERFACE})"
+        )
+    return why
 
 
 def levels() -> list[str]:

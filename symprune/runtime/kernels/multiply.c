@@ -14,6 +14,9 @@ static const Level *const all_levels[LEVELS] = {
 #elif defined(__aarch64__)
     [NEON] = &neon_level,
 #endif
+#if COMPILES_DOT_PRODUCTS
+    [NEON_DOT] = &neon_dot_level,
+#endif
 };
 
 static const Level *level = &plain_level;
@@ -50,7 +53,18 @@ int packed_has_bfloat16(void) {
 #include <sys/auxv.h>
 #endif
 
+static int has_dot_products(void) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return 1;
+#elif defined(__aarch64__) && defined(__linux__)
+    return getauxval(AT_HWCAP) >> 20 & 1;
+#else
+    return 0;
+#endif
+}
+
 int packed_has_level(int number) {
+    if (number == NEON_DOT && !has_dot_products()) return 0;
     return number >= 0 && number < LEVELS && all_levels[number] != NULL;
 }
 

@@ -12,11 +12,11 @@
 #define PACKED_HEADER 64
 #define PACKED_PADDING 64
 #define PACKED_VERSION 2 /* of the format */
-#define PACKED_INTERFACE 2
+#define PACKED_INTERFACE 3
 
 enum packed_kind { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, INT3, INT2, KINDS };
 enum packed_dtype { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, DTYPES };
-enum packed_level { PLAIN, AVX2, AVX512, NEON, LEVELS };
+enum packed_level { PLAIN, AVX2, AVX512, NEON, NEON_DOT, LEVELS };
 
 #ifdef __cplusplus
 extern "C" {

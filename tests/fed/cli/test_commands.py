@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from symprune.fed.cli import main
 from symprune.fed.cli.deploy import bill_table
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.simulate import Pace
 from symprune.jobs.estimate.forecast import Forecast
 from symprune.machine import durable
@@ -132,6 +134,47 @@ def test_a_run_with_masks_writes_a_model_with_their_zeros(tmp_path: Path) -> Non
     assert torch.equal(weight != 0, masks["weight"] & (weight != 0)) and bool(weight.any())
     with pytest.raises(SympruneError, match="There are no masks at nowhere"):
         invoke(*command, "--masks", "nowhere")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_gap_is_that_to_the_central_optimum_whatever_a_run_computes_in(
+    dtype: str, tmp_path: Path
+) -> None:
+    command = ("run", "--algorithm", "gd", "--data", "breast-cancer", "--clients", "2", "--quiet")
+    options = ("--l2", "0.1", "--rounds", "60", "--dtype", dtype, "--gap")
+    invoke(*command, *options, "--output", str(tmp_path))
+    history = json.loads((tmp_path / "history.json").read_text())["history"]
+    assert history[0]["gap"] > 0.1 and abs(history[-1]["gap"]) < 1e-2 * history[0]["gap"]
+    assert history[-1]["distance"] < 0.2 * history[0]["distance"]
+
+
+def test_exempt_parameters_are_not_in_the_model_that_is_trained_and_sent(tmp_path: Path) -> None:
+    command = ("run", "--algorithm", "fedavg", "--model", "mlp:8", "--clients", "2", "--quiet")
+    gamma = ("--set", "gamma=0.1", "--set", "p=1", "--rounds", "2", "--evaluate-every", "0")
+    invoke(*command, *gamma, "--exempt", "*.bias", "--output", str(tmp_path))
+    trained = load_file(tmp_path / "model.safetensors")
+    assert sorted(trained) == ["1.weight", "3.weight"]
+    bill = json.loads((tmp_path / "history.json").read_text())["bill"]
+    values = 4 * sum(tensor.numel() for tensor in trained.values())
+    assert values < bill["up"]["per client and round"] < values + 20
+    for model, culprit in (("mlp:8", r"called '\*norm\*'"), ("softmax", "softmax is one tensor")):
+        with pytest.raises(SympruneError, match=culprit):
+            invoke(*command[:3], "--model", model, *gamma, "--exempt", "*norm*")
+
+
+def test_a_plan_and_a_job_may_exempt_parameters_and_a_wrong_list_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    entry = "algorithms: [{algorithm: fedavg, gamma: 0.1, p: 1}]"
+    problem = "data: digits, model: 'mlp:8', clients: 2"
+    file.write_text(f"problem: {{{problem}, exempt: ['*.bias']}}\nrounds: 1\n{entry}\n")
+    invoke("compare", str(file), "--output", str(tmp_path / "o"))
+    history = json.loads((tmp_path / "o" / "histories.json").read_text())["fedavg"][0]
+    assert history[-1]["paper_bits_up"] == 32 * (64 * 8 + 8 * 10)
+    job = TrainingJob("fedavg", problem={"model": "mlp:8", "clients": 2, "exempt": ["*.bias"]})
+    assert job.client_problem(1).dimension == 64 * 8 + 8 * 10
+    for wrong in ("*.bias", [3], {"a": 1}):
+        with pytest.raises(SympruneError, match="exempt is a list of patterns"):
+            replace(job, problem={**job.problem, "exempt": wrong}).whole_problem()
 
 
 def test_a_plan_may_have_masks(tmp_path: Path) -> None:

@@ -34,11 +34,12 @@ def test_the_doctor_says_what_there_is_and_no_token(
 
 def test_the_doctor_advises_on_what_is_missing() -> None:
     found = examine(Path.cwd())
-    found["kernels"] = {"levels": [], "used": None, "compiler": None}
+    found["kernels"] = {"levels": [], "used": None, "compiler": None, "missing": "No kernels"}
     found["hub"] |= {"token": None, "offline": True}
     found["versions"]["gguf"] = None
     said = " ".join(advise(found))
-    assert "C compiler" in said and "hf auth login" in said and "Not installed: gguf" in said
+    assert "No kernels: packed models run slowly" in said and "C compiler" in said
+    assert "hf auth login" in said and "Not installed: gguf" in said
     assert "HF_HUB_OFFLINE" in said
 
 

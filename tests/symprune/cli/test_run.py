@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import families
+import packed_models
 import pytest
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from symprune.cli import console, main
 from symprune.errors import SympruneError
+from symprune.runtime import layers
+from symprune.runtime.layout import Layout
 
 PROMPT = "if [bold]while[/nothing]"
 BENCH = ["--prompt-tokens", "12", "--new-tokens", "4", "--rounds", "1", "--threads", "1"]
@@ -69,6 +76,58 @@ def test_generate_compares_two_models(tiny_folder: Path) -> None:
     )
     assert shown.count(PROMPT) == 2 and shown.count("tokens/s") == 2
     assert shown.index(tiny_folder.name) < shown.index(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def packed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "packed"
+    packed_models.packed("smollm", "int4", around=True).save_pretrained(folder)
+    families.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of values that are multiplied from their packed form."""
+    found: list[str] = []
+
+    def product(blob: Tensor, layout: Layout, x: Tensor, **options: Any) -> Tensor:
+        found.append(layout.kind)
+        return multiply(blob, layout, x, **options)
+
+    multiply = layers.product
+    monkeypatch.setattr(layers, "product", product)
+    return found
+
+
+def test_generate_continues_from_packed_weights(packed_folder: Path, products: list[str]) -> None:
+    shown = symprune("generate", packed_folder, "--prompt", "if x", "--max-new-tokens", "6")
+    assert {"int4", "int8"} == set(products)
+    model = AutoModelForCausalLM.from_pretrained(packed_folder)
+    tokenizer = families.tokenizer()
+    ids = tokenizer("if x", return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+    assert shown == f"if x{tokenizer.decode(made, skip_special_tokens=True)}\n"
+
+
+def test_eval_measures_packed_weights(
+    packed_folder: Path, products: list[str], tmp_path: Path
+) -> None:
+    def perplexity(folder: Path) -> float:
+        file = tmp_path / "found.json"
+        symprune(
+            "eval", "--model", folder, "--data", "builtin", "--seqlen", "32", "--windows", "4",
+            "--json", file,
+        )  # fmt: skip
+        return float(json.loads(file.read_text())["perplexity"])
+
+    packed = perplexity(packed_folder)
+    assert {"int4", "int8"} == set(products)
+    products.clear()
+    plain = AutoModelForCausalLM.from_pretrained(packed_folder).dequantize()
+    plain.save_pretrained(tmp_path / "plain")
+    families.tokenizer().save_pretrained(tmp_path / "plain")
+    assert packed == pytest.approx(perplexity(tmp_path / "plain"), rel=0.02) and not products
 
 
 @pytest.mark.parametrize("options", [[], ["--prompt", "x", "--max-new-tokens", "-1"]])

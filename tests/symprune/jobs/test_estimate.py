@@ -128,6 +128,8 @@ def test_memory_grows_with_what_is_kept() -> None:
     assert memory(fitted, grams_in_memory=False) < memory(fitted)
     assert memory(Recipe.named("best")) > memory(Recipe.named("balanced"))
     assert memory(recipe, writes=True) >= SIZES.held + SIZES.blocks + SIZES.around
+    writing = replace(recipe, self_samples=4)
+    assert memory(writing, cache=10**12) - 10**12 >= SIZES.held + SIZES.blocks + SIZES.around
 
 
 def test_what_was_held_before_is_never_forgotten() -> None:

@@ -15,6 +15,8 @@ import packed_models
 import pytest
 import torch
 import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, pipeline
@@ -141,6 +143,23 @@ def test_pipelines_and_the_harness_take_a_packed_model(folder: Path) -> None:
     plain = HarnessModel(model, tokenizer, 2)
     expected = [score for score, _ in plain._loglikelihood_tokens(requests, disable_tqdm=True)]
     assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_lm_evals_own_model_class_takes_a_packed_folder(folder: Path) -> None:
+    harness = HFLM(pretrained=str(folder), device="cpu", batch_size=2)
+    assert isinstance(harness.model.lm_head, PackedModule)
+    texts = [("if x", " while y"), ("lambda", " if"), ("while the", " value is x")]
+    asked = [Instance("loglikelihood", {}, text, at) for at, text in enumerate(texts)]
+    found = [score for score, _ in harness.loglikelihood(asked, disable_tqdm=True)]
+    until = [Instance("generate_until", {}, ("if x", {"until": ["</s>"], "max_gen_toks": 4}), 0)]
+    (written,) = harness.generate_until(until, disable_tqdm=True)
+    unpack_model(harness.model)
+    expected = [score for score, _ in harness.loglikelihood(asked, disable_tqdm=True)]
+    assert found == pytest.approx(expected, rel=0.05) and found != expected
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = harness.tokenizer("if x", return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+    assert written == harness.tokenizer.decode(made, skip_special_tokens=True)
 
 
 def test_symprune_loads_packed_or_plain_as_asked(folder: Path) -> None:

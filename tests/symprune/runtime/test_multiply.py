@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +103,53 @@ def test_long_prompts_go_through_torch_and_stay_right(level: str, kind: str) -> 
         exact = x.to(dtype).double() @ weight.double().T
         sizes = x.abs().double() @ weight.double().abs().T
         assert bool(((found - exact).abs() <= sizes * 2.0**-7 + 1e-6).all())
+
+
+@pytest.mark.parametrize(
+    ("level", "fast", "kind", "given", "by_torch"),
+    [
+        # A CPU without instructions for bfloat16: float32, unless there are some for integers.
+        ("avx512", False, "int8", torch.bfloat16, None),
+        ("avx2", False, "int8", torch.bfloat16, torch.float32),
+        ("plain", False, "int4", torch.float32, torch.float32),
+        ("avx512", False, "bfloat16", torch.bfloat16, torch.float32),
+        ("avx512", False, "float16", torch.float16, torch.float32),
+        # One that has them: bfloat16, where nothing that is given is more exact.
+        ("avx512", True, "int8", torch.float32, torch.bfloat16),
+        ("avx2", True, "int4", torch.bfloat16, torch.bfloat16),
+        ("avx512", True, "bfloat16", torch.bfloat16, torch.bfloat16),
+        ("avx512", True, "bfloat16", torch.float32, torch.float32),
+        ("avx512", True, "float32", torch.bfloat16, torch.float32),
+    ],
+)
+def test_long_prompts_are_multiplied_in_the_type_this_cpu_is_fast_in(
+    level: str,
+    fast: bool,
+    kind: str,
+    given: torch.dtype,
+    by_torch: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the CPU is that this runs on."""
+    if library.library() is None:
+        pytest.skip("the kernels are not compiled here")
+    used: set[torch.dtype] = set()
+
+    def mm(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        used.update((left.dtype, right.dtype, out.dtype))
+        return by_mm(left, right, out=out)
+
+    by_mm = torch.mm
+    blob, weight = random_matrix(70, 130, kind, 0.5)
+    x = torch.randn(100, 130, generator=torch.Generator().manual_seed(2)).to(given)
+    monkeypatch.setattr(library, "level", lambda: level)
+    monkeypatch.setattr(library, "multiplies_bfloat16_fast", lambda: fast)
+    monkeypatch.setattr(torch, "mm", mm)
+    found = runtime.multiply(blob, x).double()
+    assert used == ({by_torch} if by_torch else set())
+    sizes = x.abs().double() @ weight.double().abs().T
+    exact = x.double() @ weight.double().T
+    assert bool(((found - exact).abs() <= sizes * 2.0**-7 + 1e-6).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -298,51 +344,6 @@ def test_blobs_made_in_inference_mode_multiply(level: str) -> None:
         blob, weight = random_matrix(9, 100, "bfloat16", 0.5)
         x = torch.randn(1, 100)
         assert_close(runtime.multiply(blob, x), x, weight, "bfloat16", level)
-
-
-def test_levels_that_are_not_here_are_refused_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(SympruneError, match="There is no kernel 'sse9'; there are avx512, avx2"):
-        runtime.force_level("sse9")
-    monkeypatch.setattr(library, "levels", lambda: ["plain", "portable"])
-    with pytest.raises(SympruneError, match="'neon' does not run here: this machine has plain"):
-        runtime.force_level("neon")
-
-
-def test_the_environment_chooses_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in runtime.levels():
-        monkeypatch.setenv("SYMPRUNE_KERNEL", name)
-        monkeypatch.setattr(library._chosen, "level", None)
-        assert runtime.level() == name
-    monkeypatch.setenv("SYMPRUNE_KERNEL", "mmx")
-    monkeypatch.setattr(library._chosen, "level", None)
-    with pytest.raises(SympruneError, match="no kernel 'mmx'"):
-        runtime.level()
-
-
-def test_without_the_library_everything_works_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    blob, weight = random_matrix(9, 100, "int4", 0.5)
-    monkeypatch.setattr(library, "__file__", f"{tmp_path}/library.py")
-    monkeypatch.setattr(library._chosen, "level", None)
-    library.library.cache_clear()
-    library.multiplies_bfloat16_fast.cache_clear()
-    try:
-        x = torch.randn(2, 100)
-        with pytest.warns(RuntimeWarning, match="not installed"):
-            found = [runtime.multiply(blob, x)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert torch.equal(runtime.multiply(blob, x), found[0])
-            packed.check(blob)
-        assert runtime.levels() == ["portable"]
-        assert_close(found[0], x, weight, "int4", "portable")
-        assert torch.equal(packed.decode(blob, torch.float32), weight)
-    finally:
-        library.library.cache_clear()
-        library.multiplies_bfloat16_fast.cache_clear()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")

@@ -19,7 +19,7 @@ from symprune.update.damped_gram import DampedGram
 from symprune.values import VALUES, choose_rounding
 from symprune.values.descent import descend, find_start, weights_of
 from symprune.values.gptq import Found, Spreading, gptq
-from symprune.values.grid import GRIDS, spread
+from symprune.values.grid import GRIDS, GROUP, Grid, spread
 from symprune.values.scales import choose_scales, nearest_levels
 
 NAMES = list(GRIDS)
@@ -243,3 +243,52 @@ def test_gptq_of_several_groups_is_its_loop_a_column_at_a_time() -> None:
         lost = (left[:, j] - levels[:, j] * scale * keep[:, j]) / upper[j, j]
         left = left - torch.outer(lost, upper[j]) * (torch.arange(columns) > j)
     assert (levels != expected).float().mean() < 0.01
+
+
+def descend_plainly(
+    weight: Tensor, keep: Tensor, hessian: Tensor, grid: Grid, start: Found, sweeps: int
+) -> Found:
+    """Coordinate descent of one row by trial: of all levels of a weight the one with the least
+    error, then of a group's scale and the one that least squares finds. In double precision."""
+    levels, scales = start[0].double() * keep, start[1].double()
+
+    def error(levels: Tensor, scales: Tensor) -> Tensor:
+        lost = weight - levels * scales.repeat_interleave(GROUP, -1)[..., : len(weight)]
+        return ((lost @ hessian) * lost).sum(-1)
+
+    for _ in range(sweeps):
+        for number in range(len(scales)):
+            group = torch.arange(number * GROUP, min((number + 1) * GROUP, len(weight)))
+            for j in group[keep[group]]:
+                tried = levels.repeat(grid.most - grid.least + 1, 1)
+                tried[:, j] = torch.arange(grid.least, grid.most + 1)
+                levels = tried[error(tried, scales).argmin()]
+            alone = torch.zeros_like(levels)
+            alone[group] = levels[group]
+            rest = weight - (levels - alone) * scales.repeat_interleave(GROUP)[: len(weight)]
+            fitted = (alone @ hessian @ rest) / (alone @ hessian @ alone)
+            other = scales.clone()
+            other[number] = fitted.bfloat16().double()
+            if error(levels, other) < error(levels, scales) and other[number] * scales[number] > 0:
+                scales = other
+    return levels, scales
+
+
+@pytest.mark.parametrize("name", ["int3", "int2"])
+def test_descent_is_what_trying_every_level_of_every_weight_finds(name: str) -> None:
+    """A weight in the middle between two levels may go either way, and others then follow it."""
+    weight, keep = problem(4, COLUMNS, 0.4)
+    gram, grid = damped("correlated"), GRIDS[name]
+    hessian = gram.gram.double() + gram.added.double().diag()
+    start = nearest(weight, keep, gram, name)
+    levels, scales = descend(weight, keep, gram, grid, start, 2)
+    same = []
+    for row in range(len(weight)):
+        begun = start[0][row], start[1][row]
+        wanted, fitted = descend_plainly(
+            weight[row].double(), keep[row], hessian, grid, begun, sweeps=2
+        )
+        same.append(bool(torch.equal(levels[row].double() * keep[row], wanted)))
+        if same[-1]:
+            torch.testing.assert_close(scales[row].double(), fitted, rtol=0.01, atol=0)
+    assert sum(same) > len(weight) / 2

@@ -64,7 +64,9 @@ def build(target: Path, compiler: str, *flags: str) -> Path:
     return target
 
 
-def run(command: list[str], folder: Path, cases: list[Case]) -> list[list[Answer]]:
+def run(
+    command: list[str], folder: Path, cases: list[Case], levels: list[str]
+) -> list[list[Answer]]:
     """What every level says to every case."""
     given, answers = folder / "cases", folder / "answers"
     with given.open("wb") as file:
@@ -83,10 +85,10 @@ def run(command: list[str], folder: Path, cases: list[Case]) -> list[list[Answer
         [*command, str(given), str(answers)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and not done.stderr, done.stderr[-4000:]
-    return parse(answers.read_bytes(), cases, len(command) > 1)
+    return parse(answers.read_bytes(), cases, levels)
 
 
-def parse(raw: bytes, cases: list[Case], emulated: bool) -> list[list[Answer]]:
+def parse(raw: bytes, cases: list[Case], levels: list[str]) -> list[list[Answer]]:
     at = 0
 
     def take(count: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -95,7 +97,6 @@ def parse(raw: bytes, cases: list[Case], emulated: bool) -> list[list[Answer]]:
         at += size
         return torch.frombuffer(bytearray(raw[at - size : at]), dtype=dtype).view(shape)
 
-    levels = ["plain", "neon"] if emulated else native_levels()
     found = []
     for case in cases:
         of_case = []
@@ -115,6 +116,10 @@ def parse(raw: bytes, cases: list[Case], emulated: bool) -> list[list[Answer]]:
         found.append(of_case)
     assert at == len(raw)
     return found
+
+
+def quantised(case: Case) -> bool:
+    return packed.describe(case.blob).quantised
 
 
 def native_levels() -> list[str]:
@@ -165,8 +170,7 @@ def assert_right(cases: list[Case], answers: list[list[Answer]]) -> None:
         weight = dense[case.piece]
         sizes = case.x.double().abs() @ weight.double().abs().T
         exact = case.x.double() @ weight.double().T
-        coarse = packed.describe(case.blob).quantised
-        step = 2.0**-7 if coarse else 2.0**-16
+        step = 2.0**-7 if quantised(case) else 2.0**-16
         for answer in of_case:
             assert answer.wrong == 0
             assert torch.equal(answer.dense, weight)
@@ -193,23 +197,47 @@ def sanitized(sanitizer: str, folder: Path) -> str:
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitizer: str, folder: Path) -> None:
     cases = good_cases()
-    assert_right(cases, run([sanitized(sanitizer, folder)], folder, cases))
+    assert_right(cases, run([sanitized(sanitizer, folder)], folder, cases, native_levels()))
 
 
 def test_no_damaged_blob_makes_a_kernel_read_outside(folder: Path) -> None:
     cases = damaged_cases(1500)
-    answers = run([sanitized("address,undefined", folder)], folder, cases)
+    answers = run([sanitized("address,undefined", folder)], folder, cases, native_levels())
     verdicts = [{answer.wrong for answer in of_case} for of_case in answers]
     assert all(len(verdict) == 1 for verdict in verdicts)
     refused = sum(verdict != {0} for verdict in verdicts)
     assert 0 < refused < len(cases)
 
 
-def test_an_emulated_arm_gives_the_same(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def for_arm(folder: Path) -> list[str]:
+    """The program that runs the kernels, for an ARM, and what emulates one."""
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if emulator is None:
         pytest.skip("there is no qemu-aarch64 here")
-    for flags in ((), ("-march=armv8.2-a+dotprod",)):
-        program = build(tmp_path / "driver", "aarch64-linux-gnu-gcc", "-O3", "-static", *flags)
-        cases = good_cases()
-        assert_right(cases, run([emulator, str(program)], tmp_path, cases))
+    # What every ARM can run, whatever the compiler would choose by itself.
+    flags = ("-O3", "-static", "-march=armv8-a")
+    return [emulator, str(build(folder / "arm", "aarch64-linux-gnu-gcc", *flags))]
+
+
+@pytest.mark.parametrize(
+    ("processor", "levels"),
+    [("cortex-a53", ["plain", "neon"]), ("max", ["plain", "neon", "neon-dot"])],
+)
+def test_an_emulated_arm_gives_the_same_by_all_it_has(
+    processor: str, levels: list[str], for_arm: list[str], folder: Path
+) -> None:
+    """The first of the two has no dot products of bytes."""
+    emulator, program = for_arm
+    cases = good_cases()
+    assert_right(cases, run([emulator, "-cpu", processor, program], folder, cases, levels))
+
+
+def test_only_what_is_chosen_for_them_has_dot_products(for_arm: list[str]) -> None:
+    _, program = for_arm
+    listing = subprocess.run(
+        ["aarch64-linux-gnu-objdump", "-d", program], capture_output=True, text=True, check=True
+    )
+    functions = [part for part in listing.stdout.split("\n\n") if "\tsdot\t" in part]
+    named = {function.split("<")[1].split(">")[0].split(".")[0] for function in functions}
+    assert named == {"several_INT8", "several_INT4", "several_INT3", "several_INT2"}
