@@ -51,10 +51,12 @@ def summary(record: Mapping[str, Any]) -> Table:
 def against(found: Mapping[str, Any]) -> Table:
     """How far a model is from another."""
     size = f"{found['windows']} x {found['seqlen']} tokens"
-    table = Table(title=f"Against {found['model']}, {size}", title_justify="left")
-    table.add_column("KL, nats a token", justify="right")
-    table.add_column("same likeliest token", justify="right")
-    table.add_row(f"{found['kl']:.3g}", percent(found["agreement"]))
+    title = f"Against {found['model']}, {size}"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column("", style="bold")
+    table.add_column("", justify="right")
+    table.add_row("KL, nats a token", f"{found['kl']:.3g}")
+    table.add_row("same likeliest token", percent(found["agreement"]))
     return table
 
 
