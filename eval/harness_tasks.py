@@ -1,4 +1,4 @@
-"""The tasks of lm-evaluation-harness, found by name and fed from the hub or from local jsonl files.
+"""The tasks of lm-evaluation-harness, found by name and fed from the hub or from a folder.
 
 A local task is the harness's own config (prompt, choices, metrics, preprocessing, includes) with
 nothing changed but where its documents come from, so local and hub scores are comparable.
@@ -24,13 +24,11 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from symprune.errors import SympruneError
-from symprune.validation import parse_json
+from symprune.eval import task_data
 
-Row = dict[str, Any]
-
+EXAMPLES = "examples"  # the split of those that go into prompts
 _CONFIGS = Path(lm_eval.__path__[0]) / "tasks"
 _TASK_LINE = re.compile(r"""^["']?task["']?:[ \t]*["']?([^\s"'#\[]+)["']?[ \t]*(?:#.*)?$""", re.M)
-_GLUE_ENTAILMENT = {"entailment": 0, "not_entailment": 1}
 
 
 @dataclass(frozen=True)
@@ -43,19 +41,31 @@ class HarnessTask:
     task: Task
 
 
-def load_tasks(names: Sequence[str], task_data: Path | None = None) -> list[HarnessTask]:
-    """The named tasks, ready to score; a `SympruneError` names the first that cannot be had."""
+def load_tasks(
+    names: Sequence[str], folder: Path | None = None, shots: int = 0
+) -> list[HarnessTask]:
+    """The named tasks, ready to score with so many examples in the prompt, from a folder or the
+    hub; a `SympruneError` names the first that cannot be had."""
     wanted = list(dict.fromkeys(names))
     if not wanted:
         raise SympruneError("No task was named; name at least one, such as 'boolq'.")
-    if task_data is not None and not task_data.is_dir():
-        raise SympruneError(f"The task data directory '{task_data}' does not exist.")
+    if folder is not None and not folder.is_dir():
+        raise SympruneError(f"The task data directory '{folder}' does not exist.")
     with quiet():
         configs = _find_configs(wanted)
-        if task_data is None:
+        if folder is None:
             return [_from_hub(name, configs[name]) for name in wanted]
-        files = {name: _local_file(name, task_data) for name in wanted}
-        return [_from_file(name, configs[name], files[name]) for name in wanted]
+        return [_from_folder(name, configs[name], folder, shots) for name in wanted]
+
+
+def subjects(group: str) -> tuple[str, ...]:
+    """The tasks of MMLU, one for every subject, in order."""
+    folder = _CONFIGS / group / "default"
+    return tuple(
+        name
+        for name, path in sorted(_configs_by_task_line().items())
+        if path.parent == folder and name.startswith(f"{group}_")
+    )
 
 
 @contextmanager
@@ -130,102 +140,63 @@ def _from_hub(name: str, config: Path) -> HarnessTask:
     return _checked(HarnessTask(name, split, task.DATASET_PATH or "unknown", task))
 
 
-def _local_file(name: str, task_data: Path) -> Path:
-    file = task_data / f"{name}.jsonl"
-    if not file.is_file():
-        raise SympruneError(f"There is no data for task '{name}': '{file}' does not exist.")
-    return file
-
-
-def _from_file(name: str, config_path: Path, file: Path) -> HarnessTask:
-    """The harness's task on the rows of a file.
-
-    The file is taken for the validation split, also where the harness would use the test split
-    (ARC, OpenBookQA), because that is the split whose answers are public for every task; only a
-    task that has no validation split reads it as its test split.
-    """
+def _from_folder(name: str, config_path: Path, folder: Path, shots: int) -> HarnessTask:
+    """The harness's task on documents of a folder."""
     config = load_yaml(config_path)
     if "class" in config:
         raise SympruneError(f"Task '{name}' is made by a program and cannot read local data.")
     _check_metrics(name, config)
-    split = config.get("validation_split") or config.get("test_split") or "validation"
+    own = dict(config.get("fewshot_config") or {})
+    found = task_data.find(name, config, folder, 0 if "samples" in own else shots)
     role = "validation_split" if config.get("validation_split") else "test_split"
-    rows = [_like_the_hub(name, row) for row in _read_rows(file)]
+    splits = {found.split: found.rows, **({EXAMPLES: found.examples} if found.examples else {})}
+    if found.examples:
+        examples = {"fewshot_split": EXAMPLES, "fewshot_config": {**own, "split": EXAMPLES}}
+    else:  # those the task comes with, if they are asked for
+        examples = {"fewshot_config": own if shots else {"samples": []}}
     local = {
         **config,
-        "dataset_path": str(file),
+        "dataset_path": str(found.source),
         "dataset_name": None,
         "dataset_kwargs": None,
-        "custom_dataset": _dataset_maker(rows, split),
+        "custom_dataset": _dataset_maker(splits),
         "process_docs": _once(config.get("process_docs")),
-        # A file holds one split, and zero-shot prompts need no examples from another.
         **dict.fromkeys(("training_split", "validation_split", "test_split", "fewshot_split")),
-        "fewshot_config": {"samples": []},
-        role: split,
+        **examples,
+        role: found.split,
     }
     try:
         task = TaskManager(include_defaults=False).load(local)["tasks"][name]
     except Exception as error:
         raise SympruneError(
-            f"The fields of '{file}' ({', '.join(rows[0])}) do not fit task '{name}', which "
-            f"expects those of {config.get('dataset_path')} ({_first_line(error)})."
+            f"The fields of '{found.source}' ({', '.join(found.rows[0])}) do not fit task "
+            f"'{name}', which expects those of {config.get('dataset_path')} ({_first_line(error)})."
         ) from error
-    return _checked(HarnessTask(name, split, str(file), task))
+    return _checked(HarnessTask(name, found.split, str(found.source), task))
 
 
-def _dataset_maker(rows: list[Row], split: str) -> Callable[..., Any]:
+def _dataset_maker(splits: Mapping[str, list[task_data.Row]]) -> Callable[..., Any]:
     """What the harness calls in place of `datasets.load_dataset`; it leaves no cache files."""
 
     def documents(**_metadata: Any) -> datasets.DatasetDict:
-        return datasets.DatasetDict({split: datasets.Dataset.from_list(rows)})
+        made = {split: datasets.Dataset.from_list(rows) for split, rows in splits.items()}
+        return datasets.DatasetDict(made)
 
     return documents
 
 
 def _once(process: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """Preprocessing that runs once; the harness repeats it each time it looks at the documents."""
+    """Preprocessing that runs once for a split; the harness repeats it whenever it looks at one."""
     if process is None:
         return None
-    processed: list[Any] = []
+    processed: dict[int, tuple[Any, Any]] = {}  # a split is kept, so that its id stays its own
 
     def process_once(documents: Any) -> Any:
-        if not processed:
-            processed.append(process(documents))
-        return processed[0]
+        if id(documents) not in processed:
+            processed[id(documents)] = documents, process(documents)
+        return processed[id(documents)][1]
 
     return process_once
-
-
-def _read_rows(file: Path) -> list[Row]:
-    rows: list[Row] = []
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = parse_json(line)
-            except ValueError as error:
-                raise SympruneError(f"Line {number} of '{file}' is not JSON ({error}).") from error
-            if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
-                raise SympruneError(f"Line {number} of '{file}' has not the fields of line 1.")
-            rows.append(row)
-    if not rows:
-        raise SympruneError(f"The task data file '{file}' is empty.")
-    return rows
-
-
-def _like_the_hub(name: str, row: Row) -> Row:
-    """A row as the hub's copy of the data set has it, where the original files differ.
-
-    BoolQ's own files call the label `answer` and both they and SuperGLUE's write it as a truth
-    value; GLUE's write RTE's labels as words. The hub's copies have class numbers.
-    """
-    if name == "boolq":
-        label = row.get("label", row.get("answer"))
-        return {**row, "label": int(label)} if isinstance(label, bool) else row
-    if name == "rte" and row.get("label") in _GLUE_ENTAILMENT:
-        return {**row, "label": _GLUE_ENTAILMENT[row["label"]]}
-    return row
 
 
 def _check_metrics(name: str, config: Mapping[str, Any]) -> None:

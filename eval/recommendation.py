@@ -11,6 +11,7 @@ from rich.text import Text
 
 from symprune.eval.tables import size
 from symprune.eval.verdict import change
+from symprune.wording import in_brackets
 
 NARROW = 60  # columns below which a table becomes lists
 
@@ -28,9 +29,8 @@ def show(record: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     for each in sorted(record["tried"], key=lambda result: result["bytes"]):
         share = each["bytes"] / record["dense_bytes"]
         takes = f"{size(each['bytes'])}, {100 * share:.0f} %"
-        worse = (
-            f"{each['perplexity']:.2f} ({100 * (each['perplexity'] / record['dense'] - 1):+.0f} %)"
-        )
+        found = each["perplexity"]
+        worse = f"{found:.2f}{in_brackets(record['dense'], found)}"
         best = "bold" if each == record["recommended"] else ""
         table.add_row(Text(each["choice"]), takes, worse, f"{each['seconds']:.0f}", style=best)
         lines.append(Text(f"{each['choice']}\n  {takes}; perplexity {worse}", style=best))
@@ -39,11 +39,12 @@ def show(record: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 
 def verdict(record: Mapping[str, Any]) -> str:
     """One sentence: what is recommended, and what it comes to."""
-    wished = (
-        f"{100 * record['size']:g} % of the size"
-        if record["size"] is not None
-        else f"a perplexity at most {100 * record['loss']:g} % higher"
-    )
+    if record["size"] is not None:
+        wished = f"{100 * record['size']:g} % of the size"
+    elif record["loss"]:
+        wished = f"a perplexity at most {100 * record['loss']:g} % higher"
+    else:
+        wished = "a perplexity no higher than the dense model's"
     found = record["recommended"]
     if found is None:
         least = min(record["tried"], key=lambda each: each["perplexity"])

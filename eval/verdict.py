@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from symprune.eval.tables import size
 from symprune.validation import is_number
+from symprune.wording import UNCHANGED, difference, percent_of
 
 AS_LARGE = 0.02  # files whose sizes differ by less are as large as each other
 
@@ -17,7 +19,21 @@ def verdict(record: Mapping[str, Any]) -> str:
     """As in `Half the weights gone, perplexity 36.0 -> 58.3 (+62 %), 56 % of the file.`"""
     parts = [_experts(record), _gone(record), _perplexity(record), _size(record)]
     said = ", ".join(part for part in parts if part)
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
+    return " ".join(filter(None, [f"{said[:1].upper()}{said[1:]}." if said else "", _sent(record)]))
+
+
+def _sent(record: Mapping[str, Any]) -> str:
+    """What of it went over the wire, in a federated run."""
+    federated = _mapping(record.get("federated"))
+    traffic = _mapping(federated.get("traffic"))
+    clients, weights = traffic.get("clients"), traffic.get("weights_bytes")
+    up, down = traffic.get("bytes_up"), traffic.get("bytes_down")
+    if not (type(clients) is int and is_number(weights) and is_number(up) and is_number(down)):
+        return ""
+    told = f"{clients} clients kept their text" if clients > 1 else "The client kept its text"
+    said = f"{told} and exchanged {size(up + down)} with the server"
+    share = f"{percent_of((up + down) / weights)} of what the weights would take"
+    return f"{said}, {share}." if weights > 0 else f"{said}."
 
 
 def _gone(record: Mapping[str, Any]) -> str:
@@ -32,7 +48,7 @@ def _gone(record: Mapping[str, Any]) -> str:
         return f"all weights kept, in {values}" if kept else "no weight gone"
     pattern = f" ({recipe['pattern']})" if isinstance(recipe.get("pattern"), str) else ""
     # Halves of odd numbers are not exact halves.
-    amount = "half" if abs(share - 0.5) < 0.0005 else f"{100 * share:.3g} % of"
+    amount = "half" if abs(share - 0.5) < 0.0005 else f"{percent_of(share)} of"
     return f"{amount} the weights gone{pattern}{kept}"
 
 
@@ -45,15 +61,12 @@ def _experts(record: Mapping[str, Any]) -> str:
 
 
 def change(before: float, after: float) -> str:
-    """`36.0 -> 58.3 (+62 %)`"""
+    """`36.0 -> 58.3 (+62 %)`, or `unchanged at 36.0`."""
+    said = difference(before, after)
+    if said == UNCHANGED:
+        return f"{UNCHANGED} at {_figure(before)}"
     numbers = f"{_figure(before)} -> {_figure(after)}"
-    if not (math.isfinite(before) and math.isfinite(after) and before > 0):
-        return numbers
-    share = 100 * (after / before - 1)
-    if abs(share) >= 1000:
-        return f"{numbers} ({after / before:,.0f} times)"
-    digits = 0 if abs(share) >= 9.95 else 1
-    return f"{numbers} ({share:+.{digits}f} %)"
+    return f"{numbers} ({said})" if said else numbers
 
 
 def _figure(number: float) -> str:
@@ -81,6 +94,8 @@ def _size(record: Mapping[str, Any]) -> str:
         return f"{100 * share:.0f} % of the file"
     if str(record.get("origin")).endswith(".gguf"):
         return f"the weights {share:.1f} times the .gguf's size ({record.get('dtype')} now)"
+    if share < 1.5:
+        return f"the file {100 * (share - 1):.0f} % larger"
     return f"the file {share:.1f} times as large"
 
 

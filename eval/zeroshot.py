@@ -1,4 +1,5 @@
-"""Zero-shot accuracy through lm-evaluation-harness, as in the thesis's Table 6.6.
+"""Tasks through lm-evaluation-harness: zero-shot accuracy as in the thesis's Table 6.6, or with
+examples in the prompt.
 
 Like Wanda's Table 2, that table reports plain accuracy (`acc`), not the length-normalised
 `acc_norm`; here `acc` is the metric that counts and `acc_norm` is carried beside it.
@@ -10,16 +11,19 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lm_eval
 import torch
 from rich.table import Table
 
 from symprune.errors import SympruneError
-from symprune.eval.harness_tasks import HarnessTask, load_tasks, quiet
+from symprune.eval.harness_tasks import HarnessTask, load_tasks, quiet, subjects
+
+if TYPE_CHECKING:
+    from symprune.eval.harness_model import Foresee
 
 THESIS_TASKS = (
     "boolq",
@@ -41,12 +45,15 @@ DEFAULT_TASKS = (
 )
 """The thesis's, but for RTE, whose 277 questions have a standard error of 3 points, PIQA."""
 SETS = {"default": DEFAULT_TASKS, "thesis": THESIS_TASKS}
+MMLU = "mmlu"
+EXAMPLES_SEED = 1234  # lm-eval's own, of the examples that go into prompts
 
 
 def choose_tasks(names: str) -> list[str]:
     """The tasks of a list with commas, in which a set of tasks has a name too."""
     given = (name.strip() for name in names.split(","))
-    found = (task for name in given if name for task in SETS.get(name, (name,)))
+    sets = {**SETS, **({MMLU: subjects(MMLU)} if MMLU in names else {})}
+    found = (task for name in given if name for task in sets.get(name, (name,)))
     return list(dict.fromkeys(found))
 
 
@@ -63,6 +70,7 @@ class TaskScore:
     samples: int
     split: str
     source: str
+    subjects: dict[str, float] | None = None  # of a score that is put together from several
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ class ZeroShotResult:
 
     scores: tuple[TaskScore, ...]
     limit: int | None
+    shots: int = 0
 
     @property
     def mean(self) -> float | None:
@@ -92,18 +101,18 @@ class ZeroShotResult:
             "tasks": {score.task: asdict(score) for score in self.scores},
             "mean": self.mean,
             "mean_stderr": self.mean_stderr,
-            "num_fewshot": 0,
+            "num_fewshot": self.shots,
             "limit": self.limit,
             "lm_eval_version": lm_eval.__version__,
         }
 
 
-def check_tasks(tasks: Sequence[str], task_data: Path | None = None) -> None:
+def check_tasks(tasks: Sequence[str], task_data: Path | None = None, num_fewshot: int = 0) -> None:
     """Raise a `SympruneError` that names the first task that is unknown or has no data.
 
     Needs no model; without `task_data` it downloads what the hub has and the cache has not.
     """
-    load_tasks(tasks, task_data)
+    load_tasks(tasks, task_data, num_fewshot)
 
 
 def evaluate(
@@ -113,25 +122,50 @@ def evaluate(
     *,
     task_data: Path | None = None,
     limit: int | None = None,
+    num_fewshot: int = 0,
     batch_size: int | str = "auto",
     device: str | torch.device | None = None,
+    foresee: Foresee | None = None,
 ) -> ZeroShotResult:
-    """Score a causal language model on harness tasks with no examples in the prompt.
+    """Score a causal language model on harness tasks.
 
     Args:
-        task_data: a folder of TASK.jsonl files with the fields of the HuggingFace data sets; with
-            it nothing is downloaded.
+        task_data: a folder of TASK.jsonl files with the fields of the HuggingFace data sets, or
+            with copies of these; with it nothing is downloaded.
+        num_fewshot: examples with answers in the prompt.
         limit: score only the first `limit` documents of each task.
         batch_size: requests per forward pass, or "auto".
         device: where to run; by default where the model is.
+        foresee: told of the requests of each kind and of the seconds they take; where it returns
+            False they are not made, and the scores mean nothing.
     """
     if limit is not None and limit < 1:
         raise SympruneError(f"The limit on documents per task must be at least 1, not {limit}.")
     batch_size = _batch_size(batch_size)
-    loaded = load_tasks(tasks, task_data)
+    loaded = load_tasks(tasks, task_data, num_fewshot)
     if device is not None:
         model.to(device)
-    return ZeroShotResult(tuple(_score(model, tokenizer, loaded, limit, batch_size)), limit)
+    scores = _score(model, tokenizer, loaded, limit, num_fewshot, batch_size, foresee)
+    return ZeroShotResult(tuple(_put_together(scores)), limit, num_fewshot)
+
+
+def _put_together(scores: list[TaskScore]) -> list[TaskScore]:
+    """MMLU as one score where all its subjects are: every question counts the same."""
+    names = set(subjects(MMLU)) if any(s.task.startswith(MMLU) for s in scores) else set()
+    parts = [score for score in scores if score.task in names]
+    if len(parts) < max(len(names), 1):
+        return scores
+    total = sum(score.samples for score in parts)
+    value = sum(score.value * score.samples for score in parts) / total
+    errors = [(score.stderr or 0.0) * score.samples for score in parts]
+    known = all(score.stderr is not None for score in parts)
+    whole = replace(
+        parts[0], task=MMLU, value=value, samples=total,
+        stderr=math.hypot(*errors) / total if known else None,
+        subjects={score.task: score.value for score in parts},
+    )  # fmt: skip
+    first = parts[0]
+    return [whole if s is first else s for s in scores if s is first or s.task not in names]
 
 
 def _batch_size(asked: int | str) -> int | str:
@@ -147,7 +181,9 @@ def _score(
     tokenizer: Any,
     loaded: Sequence[HarnessTask],
     limit: int | None,
+    shots: int,
     batch_size: int | str,
+    foresee: Foresee | None,
 ) -> list[TaskScore]:
     """Run all tasks in one pass over their requests.
 
@@ -158,11 +194,11 @@ def _score(
     from symprune.eval.harness_model import HarnessModel
 
     for item in loaded:
-        item.task.set_config("num_fewshot", 0)
-        item.task.set_fewshot_seed(0)
+        item.task.set_config("num_fewshot", shots)
+        item.task.set_fewshot_seed(EXAMPLES_SEED)
     try:
         with quiet():
-            harness_model = HarnessModel(model, tokenizer, batch_size)
+            harness_model = HarnessModel(model, tokenizer, batch_size, foresee)
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 results = lm_eval.evaluate(
                     lm=harness_model,
@@ -212,7 +248,7 @@ def _task_score(
 
 def table(result: ZeroShotResult) -> Table:
     """The scores as a table with their standard errors and, below, the mean."""
-    title = "Zero-shot"
+    title = f"{result.shots}-shot" if result.shots else "Zero-shot"
     if result.limit is not None:
         title += f", first {result.limit} documents of each task"
     shown = Table(title=title, show_footer=result.mean is not None)

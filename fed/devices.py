@@ -12,11 +12,13 @@ from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from symprune.errors import SympruneError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+MAIN_MEMORY = torch.device("cpu")  # where bytes are made and read
 
 
 def read_device(name: str) -> torch.device:
@@ -30,6 +32,11 @@ def read_device(name: str) -> torch.device:
 def working_on(device: torch.device) -> AbstractContextManager[object]:
     """Until the context ends, new tensors are on this device. Asking for the one in use is free."""
     return nullcontext() if torch.get_default_device() == device else device
+
+
+def placed(rows: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    """A field of a message, on this device."""
+    return [row.to(device) for row in rows] if isinstance(rows, list) else rows.to(device)
 
 
 def cached_per_device(function: Callable[P, T]) -> Callable[P, T]:

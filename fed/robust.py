@@ -73,11 +73,12 @@ class Defence:
             return replies
         whole = {n: rows for n, rows in replies.items() if isinstance(rows, Tensor)}
         vectors = {name: rows for name, rows in whole.items() if rows.is_floating_point()}
-        means = {
-            name: trimmed_mean(rows, self.value) if self.rule == TRIMMED else geometric_median(rows)
-            for name, rows in vectors.items()
-        }
+        means = {name: self.middle(rows) for name, rows in vectors.items()}
         return {**replies, **{name: mean.expand_as(vectors[name]) for name, mean in means.items()}}
+
+    def middle(self, rows: Tensor) -> Tensor:
+        """What stands for the mean of rows."""
+        return trimmed_mean(rows, self.value) if self.rule == TRIMMED else geometric_median(rows)
 
 
 UNDEFENDED = Defence()

@@ -7,8 +7,11 @@ runs alone: that is the path a deployment takes, and it gives the same bits.
 from __future__ import annotations
 
 import math
+import statistics
+import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
-from symprune.fed.devices import working_on
+from symprune.fed.devices import MAIN_MEMORY, placed, working_on
 from symprune.fed.problems.checks import check_problem
 from symprune.fed.problems.layout import FlatLayout
 from symprune.fed.problems.problem import Problem
@@ -31,6 +34,7 @@ from symprune.fed.wire.parcel import Parcel, collect, merge
 
 Record = dict[str, Any]
 START = ", start "  # before the checksum of the start point, in the name of a run
+TIMED, PATIENCE = 3, 2.0  # turns, or seconds, after which the pace of a run is known
 WORSE = 10  # times its loss at the start, and a run counts as diverged
 
 
@@ -74,7 +78,7 @@ class Result:
 
 def ended_above_start(history: list[Record]) -> str | None:
     """A sentence without its end if the loss, of personal models where there are any, ended higher
-    than it began."""
+    than it began. Where owners keep their losses, the perplexity of the test text stands for it."""
     name, first, last = _judged(history)
     if not last > first + 1e-6 * abs(first):
         return None
@@ -84,14 +88,17 @@ def ended_above_start(history: list[Record]) -> str | None:
 
 def check_not_diverged(history: list[Record]) -> None:
     """Refuse a run that ended finite but far above its start."""
-    sentence, (_, first, last) = ended_above_start(history), _judged(history)
+    sentence, (name, first, last) = ended_above_start(history), _judged(history)
+    if name == "perplexity":  # its logarithm is a loss
+        first, last = (math.log(max(value, 1)) for value in (first, last))
     if sentence is not None and last > WORSE * abs(first):
         raise Diverged(sentence)
 
 
 def _judged(history: list[Record]) -> tuple[str, float, float]:
     """The loss a run is judged by, at its start and at its end; NaN where nobody knows it."""
-    name = "personal_loss" if "personal_loss" in history[0] else "loss"
+    names = ("personal_loss", "loss", "perplexity")
+    name = next((name for name in names if name in history[0]), "loss")
     ends = (record.get(name, math.nan) for record in (history[0], history[-1]))
     return (name.replace("_", " "), *ends)
 
@@ -115,6 +122,7 @@ def simulate(
     progress: Callable[[Record], None] = lambda record: None,
     threads: int = 1,
     stop: Callable[[Record], bool] | None = None,
+    foresee: Callable[[Pace], bool] | None = None,
 ) -> Result:
     """Run `rounds` turns and return the last states, the ledger and the history.
 
@@ -130,7 +138,8 @@ def simulate(
     checkpoint: a file from which the run goes on if it exists, bit for bit, and to which it is
     saved. checkpoint_every: turns between two saves. progress: called with every record. threads:
     for torch; with more than one the bits may depend on the machine. stop: called with every
-    record, ends the run when it returns True."""
+    record, ends the run when it returns True. foresee: told once, behind the first turns, how fast
+    the run is; it ends there, without a last record, when that returns False."""
     if rounds < 0 or evaluate_every < 0:
         raise SympruneError("Rounds and evaluate_every must not be negative.")
     if checkpoint_every < 1:
@@ -141,7 +150,8 @@ def simulate(
     check_options(algorithm)
     check_problem(problem)
     problem = problem if masks is None else problem.masked(masks)
-    optimum = None if optimum is None else problem.layout.gather(optimum.to(problem.device))
+    if optimum is not None:
+        optimum = problem.layout.gather(optimum.to(problem.device, problem.dtype))
     with (
         limited_threads(threads),
         working_on(problem.device),
@@ -165,13 +175,25 @@ def simulate(
             state.history.append({"round": state.turn, **numbers, **ledger.totals()})
             return state.history[-1]
 
+        stopwatch = _Stopwatch()
         if not state.history:
-            record()
+            stopwatch.of_evaluation(record)
+        elif foresee is not None and evaluate_every:  # a run that goes on has its start already
+            stopwatch.of_evaluation(
+                lambda: _measure(algorithm, problem, state.server, state.client, goal, with_norm)
+            )
         while state.turn < rounds:
             turn = Turn(state.turn, seed, problem.clients, torch.arange(problem.clients))
-            state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
+            with stopwatch.turn():
+                state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
             state.turn += 1
             last = state.turn == rounds
+            if foresee is not None and (last or stopwatch.knows):
+                left = rounds - state.turn
+                evaluations = left // evaluate_every if evaluate_every else 0
+                if not foresee(stopwatch.pace(left, evaluations)):
+                    break
+                foresee = None
             if last or (evaluate_every and state.turn % evaluate_every == 0):
                 entry = record()
                 progress(entry)
@@ -217,6 +239,47 @@ def _start(problem: Problem, seed: int, x0: Tensor | None) -> tuple[str, Tensor]
         )
     check(bool(torch.isfinite(x0).all()), "The start point holds NaN or infinity.")
     return f"{zlib.crc32(x0.cpu().contiguous().numpy().tobytes()):08x}", x0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a turn takes and an evaluation, and how many of each are left."""
+
+    turn: float
+    evaluation: float
+    turns: int
+    evaluations: int
+
+    @property
+    def left(self) -> float:
+        return self.turn * self.turns + self.evaluation * self.evaluations
+
+
+class _Stopwatch:
+    """Times the first turns, of which the first of all sets things up: the median of a few, or of
+    as many as there is patience for."""
+
+    def __init__(self) -> None:
+        self.turns: list[float] = []
+        self.evaluation = 0.0
+
+    @property
+    def knows(self) -> bool:
+        return len(self.turns) == TIMED or sum(self.turns) > PATIENCE
+
+    def of_evaluation(self, work: Callable[[], object]) -> None:
+        begun = time.perf_counter()
+        work()
+        self.evaluation = time.perf_counter() - begun
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.turns.append(time.perf_counter() - begun)
+
+    def pace(self, turns: int, evaluations: int) -> Pace:
+        return Pace(statistics.median(self.turns), self.evaluation, turns, evaluations)
 
 
 @dataclass
@@ -310,17 +373,13 @@ class _Engine:
     def _transport(self, parcel: Parcel) -> Received:
         if not self.wire:
             return parcel.received()
-        with working_on(torch.device("cpu")):  # bytes are made and read in main memory
+        with working_on(MAIN_MEMORY):
             seen = collect([parcel.encode(row) for row in range(parcel.count)])
-        return {name: _placed(field, self.problem.device) for name, field in seen.items()}
+        return {name: placed(field, self.problem.device) for name, field in seen.items()}
 
 
 def _rows(state: State, clients: Tensor | slice) -> State:
     return {name: tensor[clients] for name, tensor in state.items()}
-
-
-def _placed(rows: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    return [row.to(device) for row in rows] if isinstance(rows, list) else rows.to(device)
 
 
 def _pick(rows: Tensor | list[Tensor], place: Tensor) -> Tensor | list[Tensor]:

@@ -5,6 +5,16 @@ class SympruneError(ValueError):
     """Bad input. Its text is a whole sentence; the command line prints it and exits with 2."""
 
 
+class Refusal(SympruneError):
+    """An owner's no to what a server asks for. Its text is about the asking alone, so that the
+    server may read it."""
+
+
+class OwnersAffair(SympruneError):
+    """What went wrong among an owner's own files, rows and settings, which its text may quote: no
+    server reads it."""
+
+
 class Diverged(SympruneError):
     """A federated run left the finite numbers. `what` is a sentence without its end."""
 

@@ -293,6 +293,11 @@ class Recipe:
         return self.inputs == "pruned" or (trained is not None and trained.inputs == "pruned")
 
     @property
+    def trains_apart(self) -> bool:
+        """Whether blocks are trained, and none on what became of another."""
+        return self.reconstruction is not None and not self.follows_pruned
+
+    @property
     def trains_predictions(self) -> bool:
         """Whether the last block is trained on what the head predicts behind pruned blocks."""
         trained = self.reconstruction

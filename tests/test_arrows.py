@@ -15,13 +15,14 @@ FOLDERS = {"symprune": "symprune", "symprune.fed": "fed", "symprune.eval": "eval
 MOST_FILES = 14
 
 # What a room of symprune may import besides itself. A module of the root is a room of its own.
-BASE = {"errors", "validation", "machine"}
+BASE = {"errors", "validation", "wording", "machine"}
 TENSORS = {"masks", "scores", "criteria", "gram", "stats", *BASE}
 STEPS = {"refine", "update", "allocate", "permute", "values", "reconstruct"}
 ARTEFACTS = {"card", "recipe", "maskset", "calibration", "token_loss", "models", *TENSORS}
 MAY_IMPORT = {
     "errors": set(),
     "validation": {"errors"},
+    "wording": set(),
     "machine": {"errors", "validation"},
     "masks": BASE,
     "scores": {"masks", *BASE},
@@ -30,6 +31,7 @@ MAY_IMPORT = {
     "gram": BASE,
     "stats": {"gram", *BASE},
     "token_loss": {"errors"},
+    "tracking": BASE,
     "corpus": BASE,
     "calibration": {"corpus", *BASE},
     "card": {"corpus", *BASE},
@@ -47,7 +49,9 @@ MAY_IMPORT = {
     "checkpoint": {"symprune", "engine", "runtime", "values", *ARTEFACTS},
     "eval": {"symprune", "checkpoint.record", "masks", "maskset", "runtime", "token_loss", *BASE},
     "jobs": {"checkpoint", "engine", "eval", "experts", "runtime", "values", *ARTEFACTS},
-    "cli": {"symprune", "jobs", "checkpoint", "engine", "eval", "fed", "update", *ARTEFACTS},
+    "cli": {
+        "symprune", "jobs", "checkpoint", "engine", "eval", "fed", "tracking", "update", *ARTEFACTS,
+    },
     "__main__": {"cli"},
 }  # fmt: skip
 # The same inside fed; what any of it may use of symprune follows.
@@ -70,31 +74,34 @@ FED_MAY_IMPORT = {
         "compressors", "devices", "mechanism", "participation", "privacy", "problems", "protocol",
         "randomness", "registry", "wire",
     },
+    "adapters": {"problems"},
     "simulate": {
         "devices", "problems", "protocol", "randomness", "robust", "snapshot", "threads", "wire",
     },
     "compare": {"algorithms", "problems", "protocol", "registry", "simulate"},
     "remote": {
-        "algorithms", "mechanism", "owner", "private_users", "problems", "protocol", "randomness",
-        "registry", "robust", "secure", "simulate", "snapshot", "threads", "wire",
+        "algorithms", "devices", "mechanism", "owner", "private_users", "problems", "protocol",
+        "randomness", "registry", "robust", "secure", "simulate", "snapshot", "threads", "wire",
     },
     "private_users": {"mechanism", "privacy", "problems", "protocol"},
     "secure": {"wire"},
     "pruning": {
-        "mechanism", "owner", "privacy", "problems", "protocol", "remote", "secure", "threads",
-        "wire",
+        "mechanism", "owner", "privacy", "problems", "protocol", "remote", "robust", "secure",
+        "threads", "wire",
     },
     "flower": {"owner", "protocol", "pruning", "remote", "secure", "snapshot"},
     "cli": {
-        "algorithms", "compare", "devices", "flower", "owner", "privacy", "private_users",
-        "problems", "protocol", "pruning", "registry", "remote", "robust", "secure", "simulate",
+        "adapters", "algorithms", "compare", "devices", "flower", "owner", "privacy",
+        "private_users", "problems", "protocol", "pruning", "registry", "remote", "robust",
+        "secure", "simulate",
     },
 }  # fmt: skip
 FED_USES = {
     "owner": {"calibration", "corpus", *TENSORS},
     "problems": {"maskset", "token_loss", *TENSORS},
+    "adapters": {"card", "checkpoint", "maskset", *BASE},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
-    "cli": {"cli", "eval", "recipe", *TENSORS},
+    "cli": {"cli", "eval", "jobs", "recipe", "tracking", *TENSORS},
 }
 
 

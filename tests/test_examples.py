@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+import families
+import loopback
 import pytest
+import torch
 
 import symprune
-from symprune.fed import ALGORITHMS
+from symprune import Recipe
+from symprune.checkpoint.packed import pack
+from symprune.fed import ALGORITHMS, build
+from symprune.jobs import pruning
 from symprune.refine import REFINEMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +28,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "compare_criteria": ("--methods wanda ria", r"ria +0\.\d+"),
     "federated_language_model": ("--rounds 2", "Merged, 50.0% of its weights are zero"),
     "federated_masks": ("--rounds 2", r"ef21, top-k:0.1\+int4 +\d+\.\d% +50\.0%"),
+    "federated_on_flower": ("", r"Flower trained 14 matrices, 50\.0% of it zeros"),
     "federated_pruning": ("", "those of central pruning: yes"),
     "federated_training": ("--rounds 3", r"fedht +accuracy .* with 90% zeros"),
     "keep_zeros_while_training": ("--steps 3", "Afterwards 50.0% of the weights are zero"),
@@ -50,11 +57,33 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_example_runs_and_prints_what_it_shows(
-    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments, expected = PROGRAMS[program]
+    if program == "federated_on_flower":  # as it stands below, which takes minutes
+        pytest.importorskip("flwr")
+        from symprune.fed.flower import deploy
+
+        monkeypatch.setattr(deploy, "Deployment", loopback.without_processes())
+        monkeypatch.setenv("PRUNED_MODEL", "")
+        arguments += f" --folder {tmp_path}"
     run(program, arguments.split(), monkeypatch)
     assert re.search(expected, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_the_whole_road_on_flower_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flwr")
+    monkeypatch.setenv("PRUNED_MODEL", "")
+    _, expected = PROGRAMS["federated_on_flower"]
+    run("federated_on_flower", ["--folder", str(tmp_path)], monkeypatch)
+    assert re.search(expected, capsys.readouterr().out)
+    assert (tmp_path / "run" / "logs" / "node-1.log").exists()
 
 
 def test_an_example_prunes_and_saves_a_model_it_is_given(
@@ -88,6 +117,42 @@ def test_the_code_of_a_worked_page_runs(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     names: dict[str, object] = {}
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"{page}.md", "exec", dont_inherit=True), names)
+
+
+# Pages whose code begins with what a reader has: a model, texts, a function.
+CONTINUED = (
+    "running",
+    "threat-model",
+    *(f"federated/{name}" for name in ("cohort_squeeze", "fedsparse", "pruning", "scafflix")),
+    "federated/similarity_network",
+)
+
+
+@pytest.fixture(scope="module")
+def at_hand(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a packed model named PACKED."""
+    folder = tmp_path_factory.mktemp("reader")
+    recipe = Recipe("magnitude", calibration="builtin", nsamples=2, seqlen=16)
+    pruning.prune(pruning.Job(str(tiny_folder), recipe, folder / "half", evaluate=False))
+    pack(folder / "half", folder / "PACKED")
+    return folder
+
+
+@pytest.mark.parametrize("page", CONTINUED)
+def test_the_code_of_a_page_runs_with_what_a_reader_has(
+    page: str, at_hand: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(at_hand)
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    tokens = [torch.arange(32).view(2, 16) + first for first in (3, 40)]
+    names: dict[str, object] = {
+        "build": build, "model": families.model("smollm"), "tokens_of_one": tokens[0],
+        "tokens_of_another": tokens[1],
+    }  # fmt: skip
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
     for block in blocks:
         exec(compile(block, f"{page}.md", "exec", dont_inherit=True), names)

@@ -116,12 +116,13 @@ def build(record: Mapping[str, Any]) -> str:
         bench_title(record["plan"]),
         sections,
         f"The run: {versions}.",
-        page.verdict(_verdict(rows)),
+        page.verdict(verdict(record)),
     )
 
 
-def _verdict(rows: Sequence[Row]) -> str:
+def verdict(record: Mapping[str, Any]) -> str:
     """The quickest against the first: how much faster, larger and worse it is."""
+    rows: list[Row] = record["models"]
     speed, file, perplexity = FIGURES[0], FIGURES[4], FIGURES[6]
     best = max(rows, key=lambda row: speed.of(row) or 0.0)
     label, first = best["label"], rows[0]
@@ -129,14 +130,14 @@ def _verdict(rows: Sequence[Row]) -> str:
         found = speed.of(best)
         rate = "" if found is None else f" at {speed.text(found)} tokens a second"
         return f"{label} is the quickest to decode{rate}." if len(rows) > 1 else ""
-    parts = [f"{label} decodes"]
     fast, slow = speed.of(best), speed.of(first)
-    parts.append(f"{fast / slow:.2g} times as fast as" if fast and slow else "faster than")
-    parts.append(str(first["label"]))
-    said = " ".join(parts)
+    times = f"{fast / slow:.2g}" if fast and slow else ""
+    how = {"": "faster than", "1": "about as fast as"}.get(times, f"{times} times as fast as")
+    said = f"{label} decodes {how} {first['label']}"
     after, before = file.of(best), file.of(first)
     if after and before:
-        said += f", in {100 * after / before:.0f} % of its size"
+        share = f"{100 * after / before:.0f}"
+        said += ", as large" if share == "100" else f", in {share} % of its size"
     after, before = perplexity.of(best), perplexity.of(first)
     if after and before:
         said += f", with perplexity {figure_text(after)} against {figure_text(before)}"

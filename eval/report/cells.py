@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,11 @@ def read(path: Path) -> list[Cell]:
     if not found:
         raise SympruneError(f"The sweep {path} has no finished cells yet.")
     return list(found.values())
+
+
+def of_results(results: Iterable[Any]) -> list[Cell]:
+    """The cells of results that are in memory."""
+    return [_cell(values, "A result") for values in results]
 
 
 def _cell(values: Any, where: str) -> Cell:

@@ -52,7 +52,8 @@ def build(record: Mapping[str, Any]) -> str:
     facts = ", ".join(f"{name} {version}" for name, version in made.items())
     given = ", ".join(str(row["given"]) for row in rows)
     title = " and ".join(labels) if len(labels) < 4 else f"{len(labels)} models"
-    return page.document(title, f"Compared: {given}", sections, f"Measured with {facts}.")
+    first = page.verdict(comparison.verdict(record))
+    return page.document(title, f"Compared: {given}", sections, f"Measured with {facts}.", first)
 
 
 def _table(caption: str, labels: Sequence[str], found: Mapping[str, list[str]]) -> str:

@@ -12,6 +12,7 @@ from symprune.eval.report.charts import Axis, Point, Reference, Series
 from symprune.eval.report.page import figure_cell, figure_text
 from symprune.eval.report.pareto import Choice
 from symprune.eval.report.scale import is_drawable
+from symprune.wording import in_brackets
 
 MOST_LINES = 12
 MOST_DOTS = 40
@@ -37,15 +38,26 @@ COSTS: tuple[tuple[str, str, str, str, Callable[[float], str]], ...] = (
 def build(path: Path) -> str:
     """The page of a sweep's file: a section for every model and held-out text in it."""
     cells = read(path)
-    panels: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in cells:
-        panels.setdefault(cell.panel, []).append(cell)
+    panels = _panels(cells)
     models = list(dict.fromkeys(cell.model for cell in cells))
     title = f"Sweep of {', '.join(models[:3])}" + (" and others" if len(models) > 3 else "")
     count = f"{len(cells)} finished cell{'s' if len(cells) > 1 else ''} in {path.name}"
-    sections = [part for panel in panels.values() for part in _panel(panel)]
-    said = " ".join(_verdict(groups(panel), len(panels) > 1) for panel in panels.values())
-    return page.document(title, count, sections, first=page.verdict(said))
+    sections = [part for panel in panels for part in _panel(panel)]
+    return page.document(title, count, sections, first=page.verdict(verdict(cells)))
+
+
+def verdict(cells: Sequence[Cell]) -> str:
+    """What is best, in a sentence for every model and held-out text."""
+    panels = _panels(cells)
+    return " ".join(_verdict(groups(panel), len(panels) > 1) for panel in panels)
+
+
+def _panels(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells of every model and held-out text."""
+    panels: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        panels.setdefault(cell.panel, []).append(cell)
+    return list(panels.values())
 
 
 def _panel(cells: Sequence[Cell]) -> list[str]:
@@ -83,9 +95,7 @@ def _verdict(shown: Sequence[Group], several: bool) -> str:
 
 def _rise(group: Group) -> str:
     dense = group.first.dense
-    if not dense or dense < 0 or not is_drawable(group.perplexity):
-        return ""
-    return f" ({100 * (group.perplexity / dense - 1):+,.0f} %)"
+    return "" if dense is None else in_brackets(dense, group.perplexity)
 
 
 def _listed(names: Sequence[str]) -> str:

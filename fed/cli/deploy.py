@@ -22,11 +22,13 @@ from symprune.fed.cli.promises import (
     read_shared_promise,
     say_promise,
 )
+from symprune.machine import durable
 from symprune.validation import parse_assignments
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
 
+BILL = "bill.png"
 LOOK = 1.0  # seconds between two looks at the server's folder
 ASK = 60.0  # seconds between two questions to Flower, each a process, whether the run still runs
 
@@ -47,6 +49,10 @@ def deploy(
     masks: Annotated[
         Path | None, typer.Option(help="File of masks: what they prune stays zero.")
     ] = None,
+    exempt: Annotated[
+        list[str] | None,
+        typer.Option(help="Names that are not trained or sent, as '*norm*'; repeatable."),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any option, as sparsity=0.9; repeatable.")
     ] = None,
@@ -62,6 +68,9 @@ def deploy(
     noise: Noise = None,
     rate: Rate = 1.0,
     honest: Honest = None,
+    device: Annotated[
+        str, typer.Option(help="Where nodes compute: cpu, cuda, cuda:1, ...; the server: cpu.")
+    ] = "cpu",
     host: Annotated[
         str, typer.Option(help="The SuperLink's name or address, as the nodes will call it.")
     ] = "127.0.0.1",
@@ -76,11 +85,19 @@ def deploy(
     rotate_keys: Annotated[
         bool, typer.Option(help="New keys and certificate first, for SuperLink and nodes.")
     ] = False,
+    rotate_authority: Annotated[
+        bool,
+        typer.Option(
+            help="A step to another certificate authority: first one ca.crt that accepts the old "
+            "and the new one, for everybody; said again, the new one alone."
+        ),
+    ] = False,
     only_prepare: Annotated[
         bool, typer.Option(help="Write app, keys and settings, start nothing.")
     ] = False,
 ) -> None:
     """Try a real deployment: SuperLink and SuperNodes with TLS and keys, on this machine."""
+    from symprune.fed.devices import read_device
     from symprune.fed.flower.apps import need_flower
     from symprune.fed.problems.datasets import LOADERS
     from symprune.fed.problems.make import CODE_FREE, check_specs
@@ -93,6 +110,7 @@ def deploy(
     from symprune.fed.flower.deploy import Deployment
 
     check_specs(data, model, split)
+    read_device(device)
     if is_code(data, tuple(LOADERS)) and not own_data:
         raise SympruneError(
             f"{data} is code, and nodes take none from a server: give each its --own-data."
@@ -101,6 +119,8 @@ def deploy(
     problem: dict[str, Any] = {"data": data, "model": model, "split": split, "clients": clients}
     if masks is not None:
         problem["masks"] = str(masks.resolve())
+    if exempt:
+        problem["exempt"] = exempt
     private = read_shared_promise(clip, epsilon, delta, noise, rate, honest, rounds, clients)
     if private:
         need_cryptography()
@@ -113,17 +133,29 @@ def deploy(
         robust or (NONE if private else DEPLOYED),
         private,
     )
-    if masks is not None:
-        job.whole_problem()  # masks of another model are refused before anything starts
+    if masks is not None or exempt:
+        job.whole_problem()  # those of another model are refused before anything starts
     own: tuple[dict[str, Any], ...]
     own = tuple({"data": locate_code(each)} for each in own_data or ())
     if model is not None and is_code(model, CODE_FREE):  # here the user is every owner
         own = tuple({**each, "model": model} for each in own or ({},) * clients)
+    if device != "cpu":
+        own = tuple({**each, "device": device} for each in own or ({},) * clients)
     if private:  # as for pruning: the node's key vouches for it, and it knows the others'
         own = tuple({**each, "secure": True} for each in own or ({},) * clients)
     deployment = Deployment(folder, job, port, node_port, timeout, telemetry, own, host, node_keys)
     if rotate_keys:
         deployment.rotate_keys()
+    if rotate_authority:
+        over = deployment.rotate_authority()
+        known = deployment.folder / "keys" / "ca.crt"
+        console.say(
+            f"The new authority has signed the SuperLink's certificate; {known} accepts it alone."
+            if over
+            else f"Give every owner {known}, which accepts the old and the new authority, then say "
+            "--rotate-authority again."
+        )
+        return
     if only_prepare:
         deployment.prepare()
         console.say(f"App, keys and settings are in {deployment.folder}.")
@@ -136,7 +168,8 @@ def deploy(
         say_promise(
             job.promised, delta, rounds, f"clients share it, {private['honest']} are enough"
         )
-    console.say(f"Model, history and logs are in {deployment.folder}.")
+    draw_bill(content, clients, deployment.result.with_name(BILL))
+    console.say(f"Model, history, {BILL} and logs are in {deployment.folder}.")
     warn_of_loss(content["history"])
 
 
@@ -150,6 +183,16 @@ def bill_table(bill: dict[str, dict[str, float]]) -> Table:
     return table
 
 
+def draw_bill(content: dict[str, Any], clients: int, picture: Path) -> None:
+    """What an average client has sent and received by every round of a deployment."""
+    from symprune.fed.compare.plots import plot_traffic
+
+    try:
+        plot_traffic(content["history"], clients, picture, content["problem"])
+    except OSError as error:
+        raise durable.explain(picture.parent, error) from error
+
+
 def warn_of_loss(history: list[dict[str, Any]]) -> None:
     """Say that the loss ended above its start; far above, it is an error."""
     from symprune.fed.simulate import check_not_diverged, ended_above_start
@@ -157,7 +200,7 @@ def warn_of_loss(history: list[dict[str, Any]]) -> None:
     check_not_diverged(history)
     sentence = ended_above_start(history)
     if sentence is not None:
-        console.err.print(f"Warning: {sentence}.")
+        console.warn(f"{sentence}.")
 
 
 def follow(deployment: Deployment, steps: str) -> None:

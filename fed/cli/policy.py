@@ -9,9 +9,10 @@ import typer
 from rich.table import Table
 
 from symprune.cli import console
+from symprune.cli.screen.help import App
 from symprune.errors import SympruneError
 
-app = typer.Typer(help="What a server may ask of this machine.", no_args_is_help=True)
+app = App(help="What a server may ask of this machine.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="The policy, a YAML file.")]
 
 
@@ -45,3 +46,15 @@ def check(file: File) -> None:
         spent = (ledger_of(policy, policy.data) if policy.data else every).spent()
         table.add_row("spent", f"{spent:.3g} of {policy.epsilon:g}, by {policy.ledger_file}")
     console.out.print(table)
+
+
+@app.command()
+def audit(
+    log: Annotated[Path, typer.Argument(help="An audit log, audit.jsonl of a node's folder.")],
+) -> None:
+    """Say whether every line of an audit log is as it was written, and how many there are."""
+    from symprune.fed.owner.audit import check_log
+
+    if not log.is_file():
+        raise SympruneError(f"There is no audit log {log}.")
+    console.say(f"{check_log(log):,} lines, each as it was written behind the one before.")

@@ -12,7 +12,7 @@ from rich.table import Table
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Choosing, Loading, Refining, expand
-from symprune.cli.showing import show_forecast
+from symprune.cli.showing import conclude, show_forecast
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.machine import durable
@@ -56,6 +56,14 @@ def prune(
             rich_help_panel=CLIENTS,
             help="swap and --update: what a number of a Gram matrix takes, 64 (exact), 32 or 16. "
             "[dim]\\[64][/dim]",
+        ),
+    ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=CLIENTS,
+            help="Against hostile clients: norm:K leaves out who measures K times as much as "
+            "usual; krum:f, trimmed:share, geometric-median; none. [dim]\\[norm:20][/dim]",
         ),
     ] = None,
     secure_sum: Annotated[
@@ -205,7 +213,8 @@ def prune(
         model, chosen, tuple(client or ()), clients, secure_sum,
         None if epsilon is None else Privacy(epsilon, **noised), reference or "builtin",
         output, dtype, device, evaluate, tuple(eval_data or ()), eval_windows, force,
-        loading.access(), compute_dtype, **o.select_given(aggregate=aggregate, gram_bits=gram_bits),
+        loading.access(), compute_dtype,
+        **o.select_given(aggregate=aggregate, gram_bits=gram_bits, robust=robust),
         allow_few_tokens=allow_few_tokens,
     )  # fmt: skip
     durable.check_file(json_file, o.JSON)
@@ -240,6 +249,7 @@ def _deploy(job: Any, folder: Path, asked: dict[str, Any], json_file: Path | Non
     console.notes([*record["notes"], *_promise(record["federated"])])
     place = deployment.result.parent
     console.say_saved(place)
+    conclude({**record, "output": str(place)})
     o.write_json(json_file, record)
 
 
@@ -263,6 +273,7 @@ def _do(job: Any, json_file: Path | None, dry_run: bool) -> None:
     console.out.print(tables.summary(record))
     console.notes([*record["notes"], *_promise(record["federated"])])
     console.say_saved(record["output"])
+    conclude(record)
     o.write_json(json_file, record)
 
 

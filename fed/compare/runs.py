@@ -84,15 +84,25 @@ class Setting:
 
 
 def run_entry(
-    problem: Problem, entry: Entry, setting: Setting, say: Callable[[str], None] = lambda text: None
+    problem: Problem,
+    entry: Entry,
+    setting: Setting,
+    say: Callable[[str], None] = lambda text: None,
+    watch: Callable[[Record, str], None] = lambda *_: None,
 ) -> Line:
-    """Choose the options if there is a grid, then run every seed."""
+    """Choose the options if there is a grid, then run every seed. watch is given every evaluation
+    of a seed, and the name of that run."""
     options = tune_options(problem, entry, setting, say) if entry.tune else entry.options
     histories = []
     for seed in setting.seeds:
         say(f"{entry.title}: seed {seed}")
-        result = _run(problem, build(entry.algorithm, **options), setting, seed, setting.rounds)
-        histories.append(result)
+        chosen, name = build(entry.algorithm, **options), f"{entry.title}, seed {seed}"
+
+        def seen(record: Record, name: str = name) -> None:
+            watch(record, name)
+
+        histories.append(_run(problem, chosen, setting, seed, setting.rounds, seen))
+        watch(histories[-1][0], name)
     return Line(replace(entry, options=options), build(entry.algorithm, **options), histories)
 
 
@@ -130,7 +140,12 @@ def tuning_metric(metric: str) -> str:
 
 
 def _run(
-    problem: Problem, algorithm: Algorithm, setting: Setting, seed: int, rounds: int
+    problem: Problem,
+    algorithm: Algorithm,
+    setting: Setting,
+    seed: int,
+    rounds: int,
+    progress: Callable[[Record], None] = lambda _: None,
 ) -> list[Record]:
     return simulate(
         algorithm,
@@ -142,6 +157,7 @@ def _run(
         gradient_norm=True if setting.metric == "gradient_norm" else None,
         optimum=setting.optimum,
         clients_at_once=setting.clients_at_once,
+        progress=progress,
     ).history
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from symprune.errors import SympruneError, check
 from symprune.fed.owner.audit import audited
+from symprune.fed.remote.sentences import sentence
 from symprune.fed.remote.transport import Answer, Node, Setting, Transport, refusal_in
 from symprune.machine.lock import alone
 
@@ -41,6 +42,9 @@ TIMEOUT = 600.0  # seconds a round waits for a client that is still connected
 POLL = 0.2  # seconds between two looks at the mailbox
 ROLL_CALL = 5.0  # seconds between two looks at who is still connected
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+_NOBODY: Mapping[int, int] = {}
 
 
 def need_flower() -> None:
@@ -92,7 +96,7 @@ class FlowerTransport:
 
         nodes = {client: node for node, client in self.numbers.items()}
         addressed = {nodes[client]: data for client, data in sorted(letters.items())}
-        mail = ask(self.grid, addressed, self.timeout)
+        mail = ask(self.grid, addressed, self.timeout, self.numbers)
         asked = {letter: self.numbers[node] for letter, node in mail.asked.items()}
         return deliveries(asked, mail.came, self.numbers)
 
@@ -105,8 +109,11 @@ class Mail:
     came: list[tuple[str, int, bytes]]
 
 
-def ask(grid: Grid, letters: Mapping[int, bytes], timeout: float) -> Mail:
-    """Send bytes to nodes; look into the mailbox until all have replied, left, or are too late."""
+def ask(
+    grid: Grid, letters: Mapping[int, bytes], timeout: float, clients: Mapping[int, int] = _NOBODY
+) -> Mail:
+    """Send bytes to nodes; look into the mailbox until all have replied, left, or are too late.
+    clients: which node is which, to name who did not reply."""
     from flwr.app import Message
 
     mail = Mail({}, [])
@@ -125,14 +132,20 @@ def ask(grid: Grid, letters: Mapping[int, bytes], timeout: float) -> Mail:
         if waiting and time.monotonic() > roll_call:
             here = set(grid.get_node_ids())
             for letter in [letter for letter in waiting if mail.asked[letter] not in here]:
-                log.warning("Node %s has left; the round goes on.", mail.asked[letter])
+                who = _name(mail.asked[letter], clients)
+                log.warning("%s has left; the round goes on.", who)
                 waiting.discard(letter)
             roll_call = time.monotonic() + ROLL_CALL
         if waiting:
             time.sleep(POLL)
     for letter in waiting:
-        log.warning("Node %s did not reply in time; the round goes on.", mail.asked[letter])
+        who = _name(mail.asked[letter], clients)
+        log.warning("%s did not reply in %g seconds; the round goes on.", who, timeout)
     return mail
+
+
+def _name(node: int, clients: Mapping[int, int]) -> str:
+    return f"Client {clients[node]} (node {node})" if node in clients else f"Node {node}"
 
 
 def _pull(grid: Grid, letter: str, node: int) -> list[tuple[str, int, bytes]] | None:
@@ -176,7 +189,7 @@ def client_app(answer: Answer, given: Mapping[str, Any] | None = None) -> Client
         who = {"client": node.number, "from": about.src_node_id, "flower_run": about.run_id}
         try:
             ask = partial(answer, data, node)
-            said = audited(ask, data, node.folder, node.config, who, refusal_in)
+            said = audited(ask, data, node.folder, node.config, who, sentence, refusal_in)
         except Exception:  # Flower tells the server what an exception says: names of files, for one
             log.exception("Client %s did not answer.", node.number)
             raise SympruneError(UNANSWERED) from None

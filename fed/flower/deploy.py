@@ -26,13 +26,14 @@ import psutil
 from symprune.errors import SympruneError
 from symprune.fed.flower.app_files import APP, CODE, CONNECTION, PROJECT
 from symprune.fed.flower.apps import QUIET, need_flower
-from symprune.fed.flower.keys import make_keys, renew_keys, take_node_keys
-from symprune.fed.flower.signals import ending_as_exceptions, undisturbed
-from symprune.fed.flower.waiting import listens, says, stretched
+from symprune.fed.flower.keys import make_keys, renew_authority, renew_keys, take_node_keys
+from symprune.fed.flower.signals import ending_as_exceptions, postponed, undisturbed
+from symprune.fed.flower.waiting import listens, says
 from symprune.fed.owner.policy import SETTING
 from symprune.fed.remote.deployable import Deployable
 from symprune.fed.remote.transport import Setting
 from symprune.machine import durable
+from symprune.machine.patience import stretched
 from symprune.validation import check_positive, parse_json
 
 LOOPBACK = "127.0.0.1"
@@ -126,6 +127,14 @@ class Deployment:
             raise SympruneError("Keys are rotated while the deployment does not run.")
         self.prepare()
         self._retire(renew_keys(self.folder / "keys", self.hosts, self.job.clients))
+
+    def rotate_authority(self) -> bool:
+        """The next step to another certificate authority, while nothing runs; whether it was the
+        last. Between the two every owner gets the `ca.crt` that accepts both."""
+        if self.processes:
+            raise SympruneError("An authority is rotated while the deployment does not run.")
+        self.prepare()
+        return renew_authority(self.folder / "keys", self.hosts)
 
     def _retire(self, numbers: Sequence[int]) -> None:
         """These nodes have new keys: their old ones come off the SuperLink's list."""
@@ -300,11 +309,14 @@ class Deployment:
         with undisturbed():
             for name in sorted(self.processes, key=lambda name: name == "superlink"):
                 self.kill(name, signal.SIGTERM)
-            strays = [process for process in psutil.process_iter() if self._started(process)]
-            for stray in strays:
-                with suppress(psutil.Error):
-                    stray.kill()
-            psutil.wait_procs(strays, stretched(LAST_WORDS))
+            end = time.monotonic() + stretched(LAST_WORDS)
+            while strays := [p for p in psutil.process_iter() if self._started(p)]:
+                for stray in strays:  # one may have started another since they were listed
+                    with suppress(psutil.Error):
+                        stray.kill()
+                psutil.wait_procs(strays, max(0.0, end - time.monotonic()))
+                if time.monotonic() > end:
+                    break
 
     def kill(self, name: str, how: signal.Signals) -> None:
         """End one process. Those that Flower started for it watch it and should follow by
@@ -323,7 +335,7 @@ class Deployment:
             raise SympruneError(f"Port {port} of this machine is taken; choose another.")
         kept = self.folder / "logs" / f"{name}.log"
         private = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(private, "ab") as log:
+        with os.fdopen(private, "ab") as log, postponed():
             self.processes[name] = subprocess.Popen(
                 [_program(command[0]), *command[1:]],
                 env=self._environment(),
@@ -363,7 +375,8 @@ class Deployment:
     def _started(self, process: psutil.Process) -> bool:
         """Whether a process, however remotely, was started by this object."""
         try:
-            return process.environ().get(MARK) == self.mark
+            mine = process.environ().get(MARK) == self.mark
+            return mine and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 

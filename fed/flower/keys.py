@@ -1,5 +1,9 @@
 """Certificates and keys of a federation: an authority, the server's TLS pair, a key per node.
 
+An authority is followed by another in two steps. First `ca.crt` has both certificates and goes to
+everybody, while the server's is still of the old one; then the new one signs the server's, and
+`ca.crt` has it alone. Who has the file of the first step accepts the server before and after.
+
 Private keys are readable by their owner only; a node's key proves to the server who it is (P-384,
 as Flower asks for). Who has it is that node, so of several owners each makes its own and hands over
 the public half. `cryptography` comes with Flower.
@@ -10,13 +14,16 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 from symprune.errors import SympruneError
+from symprune.machine import durable
 
 YEARS = 2
 AUTHORITY = "symprune federation"
+NEXT = "next-ca.key"  # in the keys' folder between the two steps
 
 
 def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
@@ -26,7 +33,7 @@ def make_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     if not (folder / "superlink.crt").exists():
-        _authority_and_server(folder, hosts)
+        _server(folder, hosts, *_authority(folder / "ca.crt", folder / "ca.key"))
     for host in sorted(set(hosts) - _hosts(folder / "superlink.crt")):
         raise SympruneError(f"{folder / 'superlink.crt'} is not for {host}: use another folder.")
     for number in range(nodes):
@@ -76,11 +83,42 @@ def renew_keys(folder: Path, hosts: tuple[str, ...], nodes: int) -> list[int]:
     from cryptography.hazmat.primitives import serialization
 
     secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    _server(folder, hosts, secret)
+    _server(folder, hosts, secret, _first_name(folder / "ca.crt"))
     here = [number for number in range(nodes) if (folder / f"node-{number}.key").exists()]
     for number in here:
         _node(folder / f"node-{number}.key")
     return here
+
+
+def renew_authority(folder: Path, hosts: tuple[str, ...]) -> bool:
+    """The next step to another authority; whether it was the last one."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    known, following = folder / "ca.crt", folder / NEXT
+    if not following.exists():
+        before = known.read_text()
+        _authority(folder / "next-ca.crt", following)
+        durable.write_text(known, before + (folder / "next-ca.crt").read_text())
+        return False
+    secret = serialization.load_pem_private_key(following.read_bytes(), None)
+    fresh = (folder / "next-ca.crt").read_bytes()
+    name = x509.load_pem_x509_certificate(fresh).subject
+    if not known.read_bytes().endswith(fresh):  # a crash came between: nobody has it yet
+        durable.write_text(known, (known.read_bytes() + fresh).decode())
+        return False
+    _server(folder, hosts, secret, name)
+    _write_key(folder / "ca.key", secret)
+    durable.write_text(known, fresh.decode())
+    (folder / "next-ca.crt").unlink()
+    following.unlink()
+    return True
+
+
+def _first_name(certificates: Path) -> Any:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificates(certificates.read_bytes())[0].subject
 
 
 def _hosts(certificate: Path) -> set[str]:
@@ -92,12 +130,14 @@ def _hosts(certificate: Path) -> set[str]:
     return {str(name.value) for name in names}
 
 
-def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:
+def _authority(certificate: Path, key: Path) -> tuple[Any, Any]:
+    """A new authority's certificate, written last so that its key is there, and its name. No two
+    are called alike: who has both must find the right one."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
     authority = ec.generate_private_key(ec.SECP384R1())
-    issuer = _name(AUTHORITY)
+    issuer = _name(f"{AUTHORITY} {secrets.token_hex(4)}")
     root = (
         _certificate(issuer, issuer, authority.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -106,12 +146,12 @@ def _authority_and_server(folder: Path, hosts: tuple[str, ...]) -> None:
             x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
         )
     )
-    _write_key(folder / "ca.key", authority)
-    _write_certificate(folder / "ca.crt", root, authority)
-    _server(folder, hosts, authority)
+    _write_key(key, authority)
+    _write_certificate(certificate, root, authority)
+    return authority, issuer
 
 
-def _server(folder: Path, hosts: tuple[str, ...], authority: Any) -> None:
+def _server(folder: Path, hosts: tuple[str, ...], authority: Any, issuer: Any) -> None:
     """The SuperLink's key and certificate; the certificate comes last, so that it fits the key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -120,7 +160,7 @@ def _server(folder: Path, hosts: tuple[str, ...], authority: Any) -> None:
     server = ec.generate_private_key(ec.SECP384R1())
     names: list[x509.GeneralName] = [_host(host) for host in hosts]
     leaf = (
-        _certificate(_name(hosts[0]), _name(AUTHORITY), server.public_key())
+        _certificate(_name(hosts[0]), issuer, server.public_key())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign_certificates=False), critical=True)

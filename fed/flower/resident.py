@@ -24,9 +24,9 @@ from pathlib import Path
 import psutil
 
 from symprune.errors import SympruneError
-from symprune.fed.flower.waiting import stretched
 from symprune.fed.remote.transport import Answer, Node
 from symprune.machine.lock import alone
+from symprune.machine.patience import stretched
 
 LOG = "resident.log"  # in the node's folder, with the socket
 LONGEST = 100  # bytes of a socket's path, which systems bound

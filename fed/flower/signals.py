@@ -32,6 +32,17 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Signals that come meanwhile come when the block is over: a process that was just started is
+    known by then."""
+    came: list[int] = []
+    with _handling(lambda number, _: came.append(number)):
+        yield
+    for number in came[:1]:
+        signal.raise_signal(number)
+
+
 def _ignore(number: int, frame: FrameType | None) -> None:
     """A function, not SIG_IGN, which a signal that is already on its way would report as lost, and
     which processes that are started meanwhile would inherit."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symprune.errors import SympruneError
+from symprune.errors import OwnersAffair, Refusal
 from symprune.fed.owner.places import overlap
 from symprune.fed.privacy import Release, compose, in_one_unit, renyi_bound
 from symprune.machine import durable
@@ -47,7 +47,7 @@ class Ledger:
             if renyi_bound(made, self.delta) > self.epsilon:  # quick, and enough as a rule
                 after = compose(made, self.delta)
                 if after > self.epsilon:
-                    raise SympruneError(
+                    raise Refusal(
                         f"The owner's privacy budget is spent: {what} would bring epsilon to "
                         f"{after:.3g}, of {self.epsilon:g} at delta = {self.delta:g}."
                     )
@@ -73,7 +73,7 @@ class Ledger:
         try:
             import fcntl
         except ImportError:
-            raise SympruneError("A privacy ledger needs file locks, which are missing.") from None
+            raise OwnersAffair("A privacy ledger needs file locks, which are missing.") from None
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = self.file.with_name(f"{self.file.name}.lock")
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
@@ -124,13 +124,13 @@ class Ledger:
             with durable.replace_file(self._head, 0o600) as new:
                 new.write_text(entry["hash"])
         except OSError as error:
-            raise SympruneError(
+            raise OwnersAffair(
                 f"The privacy ledger {self.file} cannot be written: {error.strerror}."
             ) from None
 
     def _check(self, whole: bool, sentence: str) -> None:
         if not whole:
-            raise SympruneError(
+            raise OwnersAffair(
                 f"The privacy ledger {self.file} is damaged ({sentence}), so nothing is released."
             )
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import OwnersAffair, Refusal, SympruneError
 from symprune.machine import durable
 from symprune.validation import (
     cast_option,
@@ -118,7 +118,7 @@ class Policy:
     def check_samples(self, samples: int) -> None:
         """Refuse to answer about so few rows or windows."""
         few = samples < self.least_samples
-        _refuse(few, f"{samples} samples are fewer than {self.least_samples}")
+        _refuse(few, f"its samples are fewer than {self.least_samples}")
 
     def check_model(self, digest: Tensor) -> None:
         """Refuse a model, a configuration or a tokenizer that is not the one the owner knows."""
@@ -130,7 +130,7 @@ class Policy:
     def check_code(self, name: str, what: str) -> None:
         """Refuse code that the node's settings name and the policy does not."""
         listed = name in self.code or (what == "data" and name == self.data)
-        _refuse(not listed, f"the {what} {name} is code that it does not list")
+        _refuse(not listed, f"its own {what} is code that it does not list")
 
     def check_named(self, place: str, what: str) -> None:
         """Refuse a file that only the server named: it may be anywhere on this machine."""
@@ -181,7 +181,10 @@ def policy_of(config: Mapping[str, Any]) -> Policy:
     """The policy that a node's configuration names, or the defaults. A file that is named and
     cannot be read allows nothing."""
     named = config.get(SETTING)
-    return Policy() if named is None else read_policy(Path(str(named)))
+    try:
+        return Policy() if named is None else read_policy(Path(str(named)))
+    except SympruneError as error:
+        raise OwnersAffair(str(error)) from None
 
 
 def home() -> Path:
@@ -211,7 +214,7 @@ def _check(condition: bool, sentence: str) -> None:
 
 def _refuse(broken: bool, sentence: str) -> None:
     if broken:
-        raise SympruneError(f"The owner's policy refuses: {sentence}.")
+        raise Refusal(f"The owner's policy refuses: {sentence}.")
 
 
 def _first_line(error: Exception) -> str:

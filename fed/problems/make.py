@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ def make_problem(
     seed: int = 0,
     client_test_share: float = 0.0,
     masks: str | Path | Mapping[str, Tensor] | None = None,
+    exempt: Sequence[str] = (),
     most_parameters: int | None = None,
 ) -> Problem:
     """A federated problem: a data set, shared out, with a loss.
@@ -64,8 +65,9 @@ def make_problem(
     `l2/2 ||w||^2`. nonconvex: weight of `sum_j w_j^2/(1+w_j^2)`. weighting: of a client's rows, see
     `stack_rows`. dtype: float32 or float64. seed: of the split. client_test_share: the part of
     every client's rows that is kept for its own test. masks: a `MaskSet` or the file or folder of
-    one; the problem is then one in the weights that they keep. most_parameters: of a network by its
-    name; a larger one is refused before memory is taken."""
+    one; the problem is then one in the weights that they keep. exempt: patterns of names, such as
+    *embed* or *norm*, of parameters that are not trained, not compressed and not sent.
+    most_parameters: of a network by its name; a larger one is refused before memory is taken."""
     if isinstance(masks, str | Path):
         masks = MaskSet.load(masks)
     check_not_negative(l2=l2, nonconvex=nonconvex)
@@ -79,7 +81,7 @@ def make_problem(
     model = model or {0: "linear", 2: "logistic"}.get(dataset.classes, "softmax")
     if model == "softmax":
         dataset = dataset.with_intercept()
-    loss = make_loss(model, dataset, most_parameters)
+    loss = make_loss(model, dataset, most_parameters, _patterns(exempt))
     parts = [(dataset.x[i], dataset.y[i]) for i in partition(dataset, split, clients, seed)]
     called = model if isinstance(model, str) else type(getattr(loss, "module", loss)).__name__
     name = f"{dataset.name} ({called}, {split}, {clients} clients)"
@@ -116,13 +118,20 @@ def check_model(model: str) -> None:
         raise SympruneError(f"Unknown model {model!r}; choose from {', '.join(known)}.")
 
 
-def make_loss(model: str | Own, data: Dataset, most_parameters: int | None = None) -> Loss:
+def make_loss(
+    model: str | Own,
+    data: Dataset,
+    most_parameters: int | None = None,
+    exempt: tuple[str, ...] = (),
+) -> Loss:
     """The loss a model, or its name, stands for on this data."""
     if not isinstance(model, str) or is_code(model, CODE_FREE):
-        return _own_loss(model, data)
+        return _own_loss(model, data, exempt)
     if data.text:
         raise SympruneError(f"Model {model} does not read text; {data.name} needs one of your own.")
     features = data.x.shape[1:]
+    if model in CONVEX and exempt:
+        raise SympruneError(f"Model {model} is one tensor; only a network has parts to exempt.")
     if model in CONVEX and len(features) != 1:
         raise SympruneError(
             f"Model {model} needs flat rows; {data.name} has shape {tuple(features)}."
@@ -146,11 +155,19 @@ def make_loss(model: str | Own, data: Dataset, most_parameters: int | None = Non
     if most_parameters is not None:
         check_size(make, model, most_parameters)
     if data.classes:
-        return Module(make, cross_entropy, "classification")
-    return Module(make, squared_error, "regression")
+        return Module(make, cross_entropy, "classification", exempt)
+    return Module(make, squared_error, "regression", exempt)
 
 
-def _own_loss(model: str | Own, data: Dataset) -> Loss:
+def _patterns(exempt: object) -> tuple[str, ...]:
+    """A list of texts; a job may bring anything."""
+    known = isinstance(exempt, list | tuple) and all(isinstance(one, str) for one in exempt)
+    if not known:
+        raise SympruneError(f"exempt is a list of patterns of names, not {exempt!r}.")
+    return tuple(cast(Sequence[str], exempt))
+
+
+def _own_loss(model: str | Own, data: Dataset, exempt: tuple[str, ...]) -> Loss:
     """The loss of a user's module: that of a language model on text, else by the targets."""
     name, make = "The model", cast(Any, model)
     if isinstance(model, str):
@@ -158,17 +175,19 @@ def _own_loss(model: str | Own, data: Dataset) -> Loss:
     made = make() if callable(make) and not isinstance(make, nn.Module) else make
     if not isinstance(made, nn.Module):
         if hasattr(made, "layout") and hasattr(made, "gradient"):
+            if exempt:
+                raise SympruneError(f"{name} is a Loss, which says itself what it trains.")
             return made
         raise SympruneError(f"{name} is a {type(made).__name__}, not an nn.Module or a Loss.")
     if data.text:
-        loss = CausalLM(made)
+        loss = CausalLM(made, exempt)
         loss.check_tokens(data.x)
         return loss
     if data.classes and bool((data.y < 0).any()):
         raise SympruneError(f"Networks need labels 0, 1, ...; {data.name} has -1 and +1.")
     if data.classes:
-        return Module(make, cross_entropy, "classification")
-    return Module(make, squared_error, "regression")
+        return Module(make, cross_entropy, "classification", exempt)
+    return Module(make, squared_error, "regression", exempt)
 
 
 def _stack(parts: list[tuple[Tensor, Tensor]], weighting: str, data: Dataset) -> Rows:

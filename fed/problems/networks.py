@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from symprune.errors import SympruneError
+from symprune.errors import Refusal, SympruneError
 
 NORM_GROUPS = 32
 MOST_LAYERS = 100  # of an mlp by name
@@ -180,7 +180,7 @@ def network(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
         raise SympruneError(f"Network {name!r} is not of the form mlp:100-50.")
     if len(widths) > MOST_LAYERS or max(map(len, widths)) > MOST_DIGITS:
         most = f"{MOST_LAYERS} layers of {MOST_DIGITS} digits each"
-        raise SympruneError(f"A network by name has at most {most}, not {name[:80]!r}.")
+        raise Refusal(f"A network by name has at most {most}, not {name[:80]!r}.")
     return lambda shape, classes: NETWORKS[kind](shape, classes, *map(int, widths))
 
 
@@ -189,7 +189,7 @@ def check_size(make: Callable[[], nn.Module], model: str, most: int) -> None:
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in make().parameters())
     if size > most:
-        raise SympruneError(f"Model {model} has {size:,} parameters; {most:,} are allowed.")
+        raise Refusal(f"Model {model} has {size:,} parameters; {most:,} are allowed.")
 
 
 def _image(shape: tuple[int, ...], smallest: int) -> tuple[tuple[int, int], tuple[nn.Module, ...]]:

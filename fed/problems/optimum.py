@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ def minimise(
         isinstance(problem, Quadratic) or hasattr(problem.loss, "row_curvature")
     ):
         raise SympruneError(f"No reference solver for {problem.name}: it has no closed Hessian.")
+    problem = in_doubles(problem)
     a = torch.ones(problem.clients, 1, dtype=torch.float64) if alpha is None else alpha.view(-1, 1)
     shift = 0 if centres is None else (1 - a) * centres
     x = torch.zeros(problem.dimension, dtype=torch.float64)
@@ -43,6 +46,15 @@ def minimise(
             size = 1.0 if float(gradient.norm()) < 1e-9 else 0.0
         x = x - size * step
     return x
+
+
+def in_doubles(problem: Problem) -> Problem:
+    """The same rows in float64, whatever a run of the problem computes in."""
+    rows = problem.rows
+    wide = {name: getattr(rows, name).double() for name in ("x", "y", "weights")}
+    return (
+        problem if problem.dtype == torch.float64 else replace(problem, rows=replace(rows, **wide))
+    )
 
 
 def local_minimisers(problem: Problem) -> Tensor:

@@ -27,6 +27,7 @@ from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.forecast import Forecast, forecast
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
+from symprune.fed.robust import DEPLOYED
 from symprune.fed.wire.ledger import Ledger
 from symprune.machine import memory
 from symprune.recipe import Recipe
@@ -91,10 +92,12 @@ class PruningResult:
     aggregate: str = STATISTICS
     forecast: Forecast | None = None
     risk: str | None = None
+    robust: str = DEPLOYED
 
     def to_dict(self) -> dict[str, Any]:
         weights = self.report.recipe.weight_update is not None
         federated: dict[str, Any] = {"aggregate": self.aggregate, "sends_weights": weights}
+        federated["robust"] = self.robust
         federated |= {"traffic": self.traffic.to_dict(), "clients_left": self.clients_left}
         if self.forecast is not None:
             federated["forecast_per_client"] = self.forecast.to_dict()
@@ -111,11 +114,12 @@ def run(
     done: Block = lambda *_: None,
     checkpoint: Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    measured: Callable[[dict[str, float]], None] = lambda _: None,
 ) -> PruningResult:
     """Drive a server to the end; its model is pruned in place.
 
     With a checkpoint, a file, the run goes on from where the last one that wrote it was stopped.
-    tell is told before what will be sent.
+    tell is told before what will be sent; measured, after every block, what it took.
     """
     expected = forecast(server)
     tell(expected.sentence)
@@ -143,6 +147,7 @@ def run(
         if checkpoint is not None:
             server_state.save(checkpoint, server, next_block, traffic.state())
 
+    start = time.perf_counter()
     with _timing(report):
         if first < 0:
             server.welcome(exchange(server.hello(), traffic.setup, traffic.setup))
@@ -154,10 +159,12 @@ def run(
                 pass
             keep(block + 1)
             done(block, blocks)
+            measured(_figures(server, traffic, block, time.perf_counter() - start))
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
     report.peak_memory = memory.peak()
     members, aggregate = list(server.members), server.settings.aggregate
-    return PruningResult(report, traffic, members, server.promise(), aggregate, expected, risk)
+    said = (server.promise(), aggregate, expected, risk, server.robust)
+    return PruningResult(report, traffic, members, *said)
 
 
 def prune(
@@ -173,6 +180,7 @@ def prune(
     aggregate: str = STATISTICS,
     gram_bits: int = grams.EXACT,
     tell: Callable[[str], None] = lambda _: None,
+    robust: str = DEPLOYED,
 ) -> PruningResult:
     """Prune `model` in place with calibration tokens of several clients, all in this process.
 
@@ -184,6 +192,7 @@ def prune(
     what they kept. stored names the parameters that are stored in another type than they are
     computed in here. tell is told what will be sent and what that risks; since nothing leaves this
     process, clients with few tokens are not refused here as they are on machines of their own.
+    robust is the rule by which clients are left out whose statistics cannot be (docs/flower.md).
     """
     lengths = sorted({tokens.shape[-1] for tokens in (*clients, *_given(reference))})
     if len(lengths) > 1:
@@ -194,7 +203,7 @@ def prune(
         watch(stage, block, blocks, done, samples, "")
 
     settings = (secure, privacy, reference, stored, aggregate, gram_bits)
-    server = Server(model, recipe or Recipe(), len(clients), *settings)
+    server = Server(model, recipe or Recipe(), len(clients), *settings, robust=robust)
     blocks = len(server.layout.blocks)
     seeds = [None if noise_seed is None else noise_seed + i for i in range(len(clients))]
     insisted = (privacy if server.needs else None, secure, None)
@@ -207,6 +216,23 @@ def prune(
         return {number: members[number](data) for number, data in outgoing.items()}
 
     return run(server, send, lambda block, of: watch("done", block, of, 0, 0, ""), tell=tell)
+
+
+def _figures(server: Server, traffic: Traffic, block: int, seconds: float) -> dict[str, float]:
+    """How far a run is, and what it took: bytes up to now, seconds since it was started."""
+    layers = server.report.layers
+    weights = sum(layer.size for layer in layers)
+    removed = sum(layer.removed for layer in layers)
+    return {
+        "block": block + 1,
+        "blocks": len(server.layout.blocks),
+        "clients": len(server.members),
+        "clients_left_out": server.settings.clients - len(server.members),
+        "sparsity": removed / weights if weights else 0.0,
+        "bytes_up": int(traffic.ledger.up_bytes.sum()),
+        "bytes_down": int(traffic.ledger.down_bytes.sum()),
+        "seconds": seconds,
+    }
 
 
 def _given(tokens: Tensor | None) -> list[Tensor]:

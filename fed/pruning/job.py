@@ -23,7 +23,8 @@ from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.driver import prune as prune_in_process
 from symprune.fed.pruning.driver import split
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.refusals import check_recipe
+from symprune.fed.pruning.refusals import check_defence, check_recipe
+from symprune.fed.robust import DEPLOYED
 from symprune.jobs.estimate.forecast import Forecast, attempt
 from symprune.jobs.estimate.loaded import forecast_recipes
 from symprune.jobs.estimate.timed import InMemory
@@ -73,6 +74,7 @@ class PruningJob:
     aggregate: str = STATISTICS
     gram_bits: int = grams.EXACT
     allow_few_tokens: bool = False
+    robust: str = DEPLOYED
 
     def __post_init__(self) -> None:
         if bool(self.texts) == (self.clients is not None):
@@ -80,6 +82,7 @@ class PruningJob:
         if self.clients is not None and self.clients < 1:
             raise SympruneError(f"There must be at least one client, not {self.clients}.")
         check_recipe(self.recipe, self.aggregate, self.privacy, self.gram_bits)
+        check_defence(self.robust, self.recipe, self.aggregate, self.secure, self.privacy)
         check_choice("compute-dtype", self.compute_dtype, compute.CHOICES)
 
     @property
@@ -174,7 +177,7 @@ def prune(
     tell(f"Pruning with {len(clients)} clients: {job.recipe.describe()}")
     result = prune_in_process(
         model, clients, job.recipe, job.secure, job.privacy, reference, watch=watch, stored=stored,
-        aggregate=job.aggregate, gram_bits=job.gram_bits, tell=tell,
+        aggregate=job.aggregate, gram_bits=job.gram_bits, tell=tell, robust=job.robust,
     )  # fmt: skip
     result.report.notes[:0] = [*prepared.notes, *beginning.notes]
     result.report.bos = beginning

@@ -9,6 +9,7 @@ from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, VOTES
 from symprune.fed.pruning.messages import Settings
 from symprune.fed.pruning.noise import Privacy
+from symprune.fed.robust import NONE, NORM, read_defence
 from symprune.recipe import Recipe
 from symprune.validation import check_choice
 
@@ -92,6 +93,25 @@ def check_recipe(
         raise SympruneError(
             f"--epsilon does not go with {name}, which needs Gram matrices: noise that hides a "
             "window in so many numbers would leave nothing of them; use dsnot or r2-dsnot."
+        )
+
+
+def check_defence(
+    robust: str, recipe: Recipe, aggregate: str, secure: bool, privacy: Privacy | None
+) -> None:
+    """Refuse a rule against hostile clients that cannot be followed."""
+    rule = read_defence(robust).rule
+    if rule in (NONE, NORM):
+        return
+    hidden = "--secure-sum" if secure else "--epsilon" if privacy is not None else None
+    if hidden is not None:
+        raise SympruneError(
+            f"--robust {robust} compares what clients send, which {hidden} hides; leave it out."
+        )
+    if aggregate != STATISTICS or decide.needs(recipe).gram:
+        raise SympruneError(
+            f"--robust {robust} is for sums per channel, not for votes, averages or the Gram "
+            "matrices of swap and --update; use norm:K."
         )
 
 

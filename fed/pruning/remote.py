@@ -9,6 +9,7 @@ owner's settings on that machine (`text`, `nsamples`, `seqlen`, `seed`, `epsilon
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -38,9 +39,11 @@ from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import PruningResult, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.refusals import check_recipe
+from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.server import Server
+from symprune.fed.remote.metrics import write_metrics
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
+from symprune.fed.robust import DEPLOYED
 from symprune.fed.secure.graph import threshold
 from symprune.fed.secure.party import Trust
 from symprune.fed.threads import limited_threads
@@ -56,6 +59,7 @@ BEGINNING = "bos.json"
 MODEL = "model"
 TASK = {"model": str, "recipe": dict, "clients": int, "secure": bool, "reference": str}
 TASK |= {"trust_remote_code": bool, "compute_dtype": str, "aggregate": str, "gram_bits": int}
+TASK |= {"robust": str}
 PATIENCE = 20  # pauses until everyone is connected; who is missing then is left out
 
 
@@ -80,9 +84,11 @@ class Task:
     compute_dtype: str = "auto"
     aggregate: str = STATISTICS
     gram_bits: int = grams.EXACT
+    robust: str = DEPLOYED
 
     def __post_init__(self) -> None:
         check_recipe(self.recipe, self.aggregate, self.privacy, self.gram_bits)
+        check_defence(self.robust, self.recipe, self.aggregate, self.secure, self.privacy)
 
     def policy(self, own: Mapping[str, Setting]) -> Policy:
         """What an owner who wants just this allows; its settings are no code."""
@@ -147,7 +153,7 @@ def of_job(job: PruningJob) -> tuple[Task, tuple[dict[str, Setting], ...]]:
     version, trusted = job.access.revision, job.access.trust_remote_code
     task = Task(
         model, recipe, len(job.texts), job.secure, job.privacy, job.reference, version, trusted,
-        job.compute_dtype, job.aggregate, job.gram_bits,
+        job.compute_dtype, job.aggregate, job.gram_bits, job.robust,
     )  # fmt: skip
     shared: dict[str, Setting] = {"model": model, "nsamples": recipe.nsamples, "seqlen": seqlen}
     shared |= {"secure": job.secure, "trust_remote_code": trusted, "bos": recipe.bos}
@@ -186,13 +192,17 @@ def serve(task: Task, transport: Transport, folder: Path, *, pause: float = 3.0)
         reference = calibration.begin_with(reference, beginning.token)
     server = Server(
         model, task.recipe, task.clients, task.secure, task.privacy, reference, stored,
-        task.aggregate, task.gram_bits, tokenizer_digest(tokenizer),
+        task.aggregate, task.gram_bits, tokenizer_digest(tokenizer), task.robust,
     )  # fmt: skip
     server.report.bos = beginning
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / STATE
     wait_for_all(transport, PATIENCE, pause)
-    result = run(server, transport.exchange, checkpoint=state, tell=log.info)
+    named = hashlib.sha256(task.to_json().encode()).hexdigest()[:12]
+    result = run(
+        server, transport.exchange, checkpoint=state, tell=log.info,
+        measured=lambda record: write_metrics(folder, record, named),
+    )  # fmt: skip
     record = {"model": task.model, "description": task.recipe.describe(), **result.to_dict()}
     record["compute_dtype"] = compute.name_of(model.dtype)
     compute.restore(model, stored)

@@ -21,13 +21,16 @@ from symprune.engine.collect import Collector, collect
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
 from symprune.fed.problems.models.fingerprint import digest
-from symprune.fed.pruning import exposure, messages, noise, packed_stats
-from symprune.fed.pruning.aggregate import ballots, grams, totals
+from symprune.fed.pruning import exposure, messages, noise
+from symprune.fed.pruning.aggregate import ballots, bounds, grams, packed_stats, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.aggregate.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.refusals import check_recipe
+from symprune.fed.pruning.probe import own_tokens
+from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
+from symprune.fed.robust import DEPLOYED, NORM, read_defence
 from symprune.models.layout import device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
@@ -37,7 +40,6 @@ from symprune.stats import ChannelStats
 Numbered = dict[int, bytes]
 Fields = Mapping[str, Tensor]
 SUM = -1  # whose reply a secure sum stands for
-PROBE_TOKENS = 8
 MOST_TOKENS = 1 << 48
 
 
@@ -47,7 +49,7 @@ class Server:
     reference are public tokens `[samples, length]`: needed with privacy, where statistics are
     measured against them. stored names the parameters that are stored in another type than they are
     computed in here. aggregate: clients send statistics, votes or averages. gram_bits is what a
-    number of a Gram matrix takes, where these are sent.
+    number of a Gram matrix takes, where these are sent. robust is the rule against hostile clients.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class Server:
         aggregate: str = STATISTICS,
         gram_bits: int = grams.EXACT,
         words: bytes = b"",
+        robust: str = DEPLOYED,
     ) -> None:
         check_recipe(recipe, aggregate, privacy, gram_bits)
+        check_defence(robust, recipe, aggregate, secure, privacy)
         grams.check_bits(gram_bits, clients)
         self.needs = grams.with_squares(decide.needs(recipe), secure or gram_bits != grams.EXACT)
         if clients < 1 + secure:
@@ -92,7 +96,9 @@ class Server:
             noised = replace(self.settings, noise=multiplier, clip=privacy.clip)
             self.settings = replace(noised, honest=honest)
         self.report.notes += exposure.warnings(self.settings)
-        probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
+        self.robust, self.defence = robust, read_defence(robust)
+        self.judge = Judge(self.defence, self.settings)
+        probe = own_tokens(model) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
         self._probed = Collector()
@@ -124,6 +130,10 @@ class Server:
                     number,
                     f"Its samples have {known.length} tokens, not {self.report.seqlen}.",
                 )
+        if self.defence.rule == NORM:
+            claimed = {number: known.samples for number, known in self._known().items()}
+            for number in bounds.claims_too_many(claimed):
+                self._leave_out(number, f"It claims {claimed[number]} samples, far more than most.")
         self._check_enough()
         if self.rounds is not None:
             self.rounds.begin(self.members, self.settings.honest)
@@ -207,6 +217,7 @@ class Server:
         self._probed = measured
         self._ask = {"groups": packed_stats.sharing(matrices, inputs)}
         self._parts = packed_stats.layout(matrices, self._ask["groups"], self.needs)
+        self.judge.begin(self._parts, measured.inputs, measured.outputs)
         if self.settings.noise:
             public = packed_stats.pack(self._parts, measured.inputs, measured.outputs)
             self._ask["centre"], self._ask["scale"] = noise.reference(self._parts, public)
@@ -230,6 +241,11 @@ class Server:
         if self.rounds is None:
             before = len(self.members)
             self._take(replies, check)
+            odd = self.judge.odd(got, self._known(), self._dense(block))
+            for number, why in odd.items():
+                self._leave_out(number, why)
+                del got[number]
+            self._check_enough()
             self._in_sum = self._known()
             if self._first and len(self.members) < before:
                 self._attempt += 1
@@ -273,6 +289,9 @@ class Server:
     def _decide(self, block: int, got: totals.Replies) -> None:
         """The block's masks and weights, as central pruning decides them."""
         first = {n: self._first[n] for n in got} if self._first else got
+        if self.rounds is None and not self.settings.sends_grams:
+            first, notes = self.judge.choose(block, first)
+            self.report.notes += notes
         total = self._total(got if self.settings.exact else first)
         if self.settings.noise:
             total = self._estimate(total)
@@ -287,8 +306,10 @@ class Server:
     def _elect(self, block: int, got: totals.Replies) -> None:
         """The block's masks, and weights if they were updated, from what every client decided."""
         matrices, recipe = self.layout.matrices(block), self.report.recipe
-        dense = list(messages.parameters(matrices).values())
+        dense = self._dense(block)
         total = totals.ballot(got, dense, self.secure, len(self._in_sum), self._counted()[1])
+        if self.secure:
+            self.judge.check_ballot(total, dense)
         elected = ballots.count(matrices, total, recipe, self.settings.aggregate)
         measured, before = Collector(), len(self.report.layers)
         measured.choosing, measured.unknown = self._probed.choosing, self._probed.unknown
@@ -343,19 +364,23 @@ class Server:
         if "tokens" in fields and not self.secure:
             kept = [fields[f"mask{n}"] for n in range(len(messages.parameters(matrices)))]
             ballots.check_count(matrices, kept, self.report.recipe)
-        if "scale" in fields and bool((fields["scale"] < 0).any()):
-            raise SympruneError("It rounds by less than nothing.")
-        if "counts" in fields:
-            known = self._known()[number]
-            most = torch.tensor([known.samples, known.samples * known.length])
-            if (fields["counts"] < 0).any() or (fields["counts"] > most).any():
-                raise SympruneError("It counted more samples than it has.")
-            if not self.settings.noise and totals.negative_squares(self._parts, fields["values"]):
-                raise SympruneError("It sent sums of squares below zero.")
+        known = self._known()[number]
+        if not self.secure:
+            self.judge.check(fields, known)
+        if self._first and not self.secure:
+            self.judge.check_grams(fields, self._first[number], known, self._scale())
         return fields
 
     def _total(self, got: totals.Replies) -> packed_stats.Packed:
-        return totals.statistics(self._parts, got, self.settings, *self._counted())
+        if self.defence.replaces_mean:
+            return totals.robust_statistics(self._parts, got, self.defence)
+        total = totals.statistics(self._parts, got, self.settings, *self._counted())
+        if self.secure:
+            self.judge.check_sum(total, self._counted()[0], len(self._in_sum))
+        return total
+
+    def _dense(self, block: int) -> list[nn.Parameter]:
+        return list(messages.parameters(self.layout.matrices(block)).values())
 
     def _counted(self) -> tuple[int, int]:
         """How many samples and tokens the clients in the sum have."""
@@ -379,6 +404,8 @@ class Server:
                 accept(number, replies[number])
             except SympruneError as error:
                 self._leave_out(number, str(error))
+            except Exception as error:  # whatever a stranger's bytes can provoke
+                self._leave_out(number, f"Its reply cannot be read ({type(error).__name__}).")
         self._check_enough()
 
     def _leave_out(self, number: int, why: str) -> None:

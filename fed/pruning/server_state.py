@@ -155,5 +155,6 @@ def _identity(server: Server) -> dict[str, Any]:
         "aggregate": settings.aggregate,
         "number of bits for Gram matrices": settings.gram_bits,
         "noise": [settings.noise, settings.clip],
+        "rule against hostile clients": [server.defence.rule, server.defence.value],
         "type to compute in": str(next(server.layout.model.parameters()).dtype),
     }

@@ -11,12 +11,18 @@ import logging
 import math
 from typing import Any
 
-from symprune.errors import SympruneError
+from symprune.errors import OwnersAffair, SympruneError
+from symprune.fed.devices import MAIN_MEMORY, working_on
+from symprune.fed.owner.audit import note
+from symprune.fed.owner.guard import Guard
+from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import check
 from symprune.fed.remote import private_client
+from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.owned import (
     begin_anew,
     guard_job,
+    of_the_owner,
     own_problem,
     read_broadcast,
     read_job,
@@ -30,11 +36,13 @@ from symprune.fed.wire.parcel import Parcel
 from symprune.machine.lock import alone
 
 log = logging.getLogger("symprune.fed")
+UNTOLD = "it could not answer; why is in its owner's audit log"
 
 
 def answer(data: bytes, node: Node) -> bytes:
-    """The reply to a letter, whatever is in it. What goes wrong for a reason that can be named is a
-    reply, too; of anything else the server learns the kind alone, and the client's log the rest."""
+    """The reply to a letter, whatever is in it. What is wrong with the letter, or refused, is a
+    reply, too; of what goes wrong among the owner's own things the server learns that it did, and
+    of an error that nobody foresaw the kind; the owner's log and audit log have the rest."""
     try:
         letter = unpack(data)
         with limited_threads():
@@ -44,11 +52,16 @@ def answer(data: bytes, node: Node) -> bytes:
                 if private_client.concerns(letter):
                     return private_client.answer(letter, node).pack()
                 return _take_part(letter, node).pack()
+    except OwnersAffair as error:
+        log.warning("Client %s did not answer: %s", node.number, error)
+        note(node.folder, node.config, {"client": node.number, "not_told": str(error)})
+        return Letter({"status": "error", "reason": UNTOLD}).pack()
     except SympruneError as error:
         return Letter({"status": "error", "reason": str(error)}).pack()
     except Exception as error:  # a server's bytes must not end a client
         log.exception("Client %s could not answer a letter.", node.number)
         kind = type(error).__name__
+        note(node.folder, node.config, {"client": node.number, "not_told": repr(error)})
         return Letter({"status": "error", "reason": f"it could not answer ({kind})"}).pack()
 
 
@@ -59,7 +72,8 @@ def _describe(letter: Letter, node: Node) -> Letter:
     job = read_job(letter.header, node)
     guard = guard_job(job, node)
     problem = own_problem(letter.header, job, node, guard)
-    constants = problem.constants()
+    with working_on(problem.device):
+        constants = problem.constants()
     told = {"L": constants.L[0], "mu": constants.mu[0]} if guard.tells_constants else {}
     known: dict[str, Any] = {
         name: told[name] if math.isfinite(told.get(name, math.nan)) else None
@@ -74,10 +88,19 @@ def _take_part(letter: Letter, node: Node) -> Letter:
     """One turn: listen, and work if asked to."""
     header, job = letter.header, read_job(letter.header, node)
     check(not (job.private and header["work"]), "A private run has no work outside of its sums.")
-    file = record_file(node.folder, str(header["run"]))
     guard = guard_job(job, node)
-    record, problem = load_record(file), own_problem(header, job, node, guard)
+    problem = own_problem(header, job, node, guard)
+    with working_on(problem.device):
+        return _take_turn(letter, node, job, guard, problem)
+
+
+def _take_turn(
+    letter: Letter, node: Node, job: TrainingJob, guard: Guard, problem: Problem
+) -> Letter:
+    """The same where the problem is, as whatever it makes."""
+    header, file = letter.header, record_file(node.folder, str(letter.header["run"]))
     turn, counted = read_turn(header, job)
+    record = load_record(file, problem.device)
     algorithm = job.build_algorithm().located(problem.layout)
     received = read_broadcast(letter, algorithm, problem)
     if record is None or (record.turn, record.counted) != (turn.number, counted):
@@ -94,10 +117,12 @@ def _take_part(letter: Letter, node: Node) -> Letter:
         algorithm.check_across_machines()
         rows, clip = int(problem.counts[0]), float(getattr(algorithm, "clip", None) or math.nan)
         guard.step(algorithm.releases(rows), clip, rows, str(header["run"]), algorithm.name)
-        record.worked, message = algorithm.client_step(record.heard, received, problem, turn)
+        with of_the_owner():
+            record.worked, message = algorithm.client_step(record.heard, received, problem, turn)
         parcel = Parcel(message, 1, reply=True)
         parcel.check_finite(f"{algorithm.name}: the reply of client {node.number}")
         done = {"status": "done", "turn": turn.number, "bits": int(parcel.bits()[0])}
-        record.reply = Letter(done, (parcel.encode(0),)).pack()
+        with working_on(MAIN_MEMORY):
+            record.reply = Letter(done, (parcel.encode(0),)).pack()
     save_record(file, record)
     return unpack(record.reply)

@@ -15,6 +15,7 @@ import torch
 from symprune.errors import SympruneError
 from symprune.fed import snapshot
 from symprune.fed.algorithms import Algorithm, build
+from symprune.fed.devices import read_device
 from symprune.fed.owner.policy import NOISE, PLAIN, SHARED_NOISE, TRAINING, Policy
 from symprune.fed.private_users import PrivateUsers, UserPrivacy, private_users
 from symprune.fed.problems.datasets import LOADERS
@@ -162,20 +163,21 @@ class TrainingJob:
 
     def client_problem(
         self, number: int, data: str | None = None, masks: str | None = None,
-        most_parameters: int | None = None,
+        most_parameters: int | None = None, device: str = "cpu",
     ) -> Problem:  # fmt: skip
         """One client's part of the problem, or, with `data`, rows that only it has. `masks`: where
         the client keeps its file of the masks, if not where the server does. most_parameters: of a
-        network that the job names."""
+        network that the job names. device: of the client's machine, where its part is put."""
         here = dict(self.problem) if masks is None else {**self.problem, "masks": masks}
         if most_parameters is not None:
             here[LIMIT] = most_parameters
         if data is None:
-            return _problem(json.dumps(here, sort_keys=True)).select(torch.tensor([number]))
+            whole = _problem(json.dumps(here, sort_keys=True), device)
+            return whole.select(torch.tensor([number]))
         weighting = self.problem.get("weighting", "mean")
         check(weighting != "size", "Weighting size needs rows that are shared out, not own data.")
         own = {**here, "data": data, "split": "iid", "clients": 1}
-        alone = _problem(json.dumps(own, sort_keys=True))
+        alone = _problem(json.dumps(own, sort_keys=True), device)
         return replace(alone, ids=torch.tensor([number]))
 
     @staticmethod
@@ -232,5 +234,6 @@ def job_from_json(text: str) -> TrainingJob:
 
 
 @lru_cache(maxsize=4)
-def _problem(settings: str) -> Problem:
-    return make_problem(**json.loads(settings))
+def _problem(settings: str, device: str = "cpu") -> Problem:
+    problem = make_problem(**json.loads(settings))
+    return problem if device == "cpu" else problem.to(read_device(device))

@@ -20,6 +20,7 @@ from torch import Tensor
 from symprune.errors import Diverged, SympruneError
 from symprune.fed import snapshot as disk
 from symprune.fed.problems.layout import FlatLayout
+from symprune.fed.problems.models.lora import about_adapters
 from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Algorithm, State, Turn, check
 from symprune.fed.remote.job import TrainingJob, identity
@@ -32,6 +33,7 @@ from symprune.fed.wire.ledger import Ledger
 from symprune.fed.wire.parcel import Parcel, collect
 from symprune.fed.wire.payload import encode_message
 from symprune.machine import durable
+from symprune.machine.patience import stretched
 
 log = logging.getLogger("symprune.fed")
 PATIENCE = 20  # times a round is tried when nobody, or not everyone who must, replies
@@ -59,7 +61,7 @@ class Outcome:
         """The model by its tensors' names and the history, for people and programs."""
         parts = self.layout.split(self.model)
         tensors = {name: tensor.contiguous().clone() for name, tensor in parts.items()}
-        durable.write_tensors(folder / "model.safetensors", tensors)
+        durable.write_tensors(folder / "model.safetensors", tensors, about_adapters(problem.loss))
         content = {"algorithm": repr(self.algorithm), "problem": problem.name}
         bill = self.ledger.bill(self.history[-1]["round"] if self.history else 0)
         text = json.dumps({**content, "bill": bill, "history": self.history}, indent=1)
@@ -141,7 +143,7 @@ class Loop:
         self.listened = set()
         for attempt in range(PATIENCE):
             if attempt:
-                time.sleep(self.pause)
+                time.sleep(stretched(self.pause))
             counted, bodies, needed = self._exchange(turn)
             if len(counted.clients) >= needed:
                 break
@@ -252,7 +254,7 @@ class Loop:
         if not own:
             record["loss"] = self.problem.mean_value(model)
         record |= self.problem.evaluate(model)
-        record["replies"] = int((self.counted == self.turn - 1).sum())
+        record["replies"] = int((self.counted == self.turn - 1).sum()) if self.turn else 0
         self.history.append({**record, **self.ledger.totals()})
         return self.history[-1]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from symprune.errors import OwnersAffair, Refusal, SympruneError
+from symprune.fed.devices import MAIN_MEMORY, placed, working_on
 from symprune.fed.owner.guard import Guard, guard_of
 from symprune.fed.problems.models.fingerprint import digest_of_loss
 from symprune.fed.problems.problem import Problem
@@ -16,6 +20,18 @@ from symprune.fed.remote.transport import Node
 from symprune.fed.robust import NONE
 from symprune.fed.wire.envelope import Header, Letter
 from symprune.fed.wire.parcel import collect
+
+
+@contextmanager
+def of_the_owner() -> Iterator[None]:
+    """Work on an owner's rows and files: what goes wrong there may quote them, so that of it a
+    server is told nothing but what the owner refuses."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except SympruneError as error:
+        raise OwnersAffair(str(error)) from error
 
 
 def read_job(header: Header, node: Node) -> TrainingJob:
@@ -47,7 +63,9 @@ def own_problem(header: Header, job: TrainingJob, node: Node, guard: Guard) -> P
     masked = job.problem.get("masks") is not None
     own = str(masks) if masked and masks is not None else None
     most = guard.policy.most_parameters
-    problem = job.client_problem(node.number, guard.data, own, most)
+    device = str(node.config.get("device", "cpu"))
+    with of_the_owner():
+        problem = job.client_problem(node.number, guard.data, own, most, device)
     for what, own_one in identity(problem).items():
         same = own_one == header.get(what, "")
         check(same, f"Client {node.number} has other {what} than the server.")
@@ -66,7 +84,9 @@ def read_turn(header: Header, job: TrainingJob) -> tuple[Turn, int]:
 def read_broadcast(letter: Letter, algorithm: Algorithm, problem: Problem) -> Received:
     """A turn's broadcast, which unpacks to no more than the client's own model can need."""
     check(bool(letter.parts), "A letter of a turn brings no message.")
-    return collect([letter.parts[0]], algorithm.most_received(problem.dimension))
+    with working_on(MAIN_MEMORY):
+        came = collect([letter.parts[0]], algorithm.most_received(problem.dimension))
+    return {name: placed(field, problem.device) for name, field in came.items()}
 
 
 def begin_anew(
@@ -74,7 +94,9 @@ def begin_anew(
 ) -> State:
     """The first state, with what the server remembers of a later one."""
     first = algorithm.client_init(problem, replace(turn, number=0))
-    kept = collect(list(memory), sum(rows.numel() for rows in first.values()))
+    with working_on(MAIN_MEMORY):
+        kept = collect(list(memory), sum(rows.numel() for rows in first.values()))
+    kept = {name: placed(field, problem.device) for name, field in kept.items()}
     for name, rows in kept.items():
         same = name in first and isinstance(rows, Tensor) and rows.shape == first[name].shape
         check(

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symprune.errors import SympruneError
+from symprune.errors import OwnersAffair
+from symprune.fed.devices import working_on
 from symprune.fed.owner.guard import Guard
 from symprune.fed.private_users import PrivateUsers
 from symprune.fed.problems.problem import Problem
@@ -25,6 +26,7 @@ from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.owned import (
     begin_anew,
     guard_job,
+    of_the_owner,
     own_problem,
     read_broadcast,
     read_job,
@@ -155,7 +157,7 @@ def _sum(
     turn, counted = read_turn(header, job)
     asked = hashlib.sha256(letter.pack()).hexdigest()
     place = record_file(node.folder, str(header["run"]))
-    record = load_record(place)
+    record = load_record(place, problem.device)
     if record is not None and known.asked == asked and record.reply:
         return read_letter(record.reply)
     twice = f"Client {node.number} was asked twice for round {turn.number}"
@@ -166,10 +168,12 @@ def _sum(
     received = read_broadcast(letter, algorithm, problem)
     request = decode_as(letter.parts[1], collector.request_fields(count))
     state = None if record is None else record.state(counted)
-    if state is None:  # its disk was lost: nobody else knows what was on it
-        state = begin_anew(algorithm, problem, turn)
-    record = Record(counted, turn.number, algorithm.listen(state, received, turn))
-    record.worked, numbers = _work(record.heard, received, problem, turn, guard, algorithm, header)
+    with working_on(problem.device):
+        if state is None:  # its disk was lost: nobody else knows what was on it
+            state = begin_anew(algorithm, problem, turn)
+        heard = algorithm.listen(state, received, turn)
+        worked, numbers = _work(heard, received, problem, turn, guard, algorithm, header)
+    record = Record(counted, turn.number, heard, worked)
     others = collector.named(request["participants"], request["letters"])
     about = (f"round {turn.number}", _story(letter))
     masked, signature = known.party.mask(int(header["index"]), others, *about, numbers)
@@ -199,8 +203,9 @@ def _work(
     what, shared = algorithm.inner.name, (promised.honest or 1) > 1
     release = algorithm.releases(rows)
     guard.step(release, promised.clip, rows, str(header["run"]), what, shared)
-    state, message = algorithm.client_step(heard, received, problem, turn)
-    return state, {name: v[0] for name, v in message.items() if isinstance(v, Tensor)}
+    with of_the_owner():
+        state, message = algorithm.client_step(heard, received, problem, turn)
+    return state, {name: v[0].cpu() for name, v in message.items() if isinstance(v, Tensor)}
 
 
 def save_session(file: Path, known: Session) -> None:
@@ -222,6 +227,4 @@ def load_session(file: Path) -> Session | None:
         party = Party.from_dict(plain["party"])
         return Session(plain["session"], party, plain["turn"], plain["asked"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SympruneError(
-            f"The client's memory of its sums {file} is corrupt: {error}."
-        ) from None
+        raise OwnersAffair(f"The client's memory of its sums {file} is corrupt: {error}.") from None

@@ -30,6 +30,7 @@ from symprune.fed.simulate import Record
 from symprune.fed.wire.envelope import unpack
 from symprune.fed.wire.payload import Expected, decode_as, encode_message
 from symprune.machine import durable
+from symprune.machine.patience import stretched
 from symprune.validation import has_kinds, parse_json
 
 log = logging.getLogger("symprune.fed")
@@ -88,7 +89,8 @@ class PrivateLoop(Loop):
     def measure(self, own: bool) -> Record:
         """With what the rounds so far have spent, lost ones included."""
         super().measure(own)
-        spent = self.algorithm.promised.epsilon(self.turn, self.job.delta)
+        promised = self.algorithm.promised
+        spent = promised.epsilon(self.turn, self.job.delta) if self.turn else 0.0
         self.history[-1]["epsilon"] = spent
         return self.history[-1]
 
@@ -106,7 +108,7 @@ class PrivateLoop(Loop):
         """A session of everybody who is there: the one that is, if nobody is missing from it."""
         for attempt in range(PATIENCE):
             if attempt:
-                time.sleep(self.pause)
+                time.sleep(stretched(self.pause))
             here = self.transport.connected() - self.refused
             if self.sums is not None and here <= set(self.sums.participants):
                 return

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from symprune.errors import SympruneError
+from symprune.fed.devices import MAIN_MEMORY, working_on
 from symprune.fed.protocol import State, check
 from symprune.machine import durable
 
@@ -53,9 +54,10 @@ def client_state(folder: Path, run: str, counted: int) -> State:
 def save_record(file: Path, record: Record) -> None:
     """Readable by its owner only: it is personal."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tensors = {f"heard/{k}": v.contiguous().clone() for k, v in record.heard.items()}
+    tensors = {f"heard/{k}": v.cpu().contiguous().clone() for k, v in record.heard.items()}
     if record.worked is not None:
-        tensors |= {f"worked/{k}": v.contiguous().clone() for k, v in record.worked.items()}
+        worked = record.worked.items()
+        tensors |= {f"worked/{k}": v.cpu().contiguous().clone() for k, v in worked}
     reply = np.frombuffer(record.reply, np.uint8).copy()
     tensors["reply"] = torch.from_numpy(reply)
     numbers = {"counted": record.counted, "turn": record.turn, "worked": bool(record.reply)}
@@ -63,14 +65,17 @@ def save_record(file: Path, record: Record) -> None:
     durable.write_tensors(file, tensors, metadata, mode=0o600)
 
 
-def load_record(file: Path) -> Record | None:
-    """The record, or None if there is none or it is damaged: then the server helps."""
+def load_record(file: Path, device: torch.device = MAIN_MEMORY) -> Record | None:
+    """The record with its states on this device, or None if there is none or it is damaged: then
+    the server helps."""
     if not file.exists():
         return None
     try:
-        with safe_open(file, "pt") as opened:
+        with working_on(MAIN_MEMORY), safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        reply = tensors.pop("reply")
+        tensors = {"reply": reply, **{k: v.to(device) for k, v in tensors.items()}}
         return _record(metadata, tensors) if metadata.get("version") == VERSION else None
     except (SafetensorError, OSError, KeyError, ValueError, TypeError):
         return None

@@ -15,7 +15,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from symprune.errors import SympruneError
 from symprune.fed.problems.problem import Constants, Problem
 from symprune.fed.protocol import check
 from symprune.fed.remote.job import STATE, TrainingJob, identity, job_from_json
@@ -24,13 +23,18 @@ from symprune.fed.remote.metrics import write_metrics
 from symprune.fed.remote.private_loop import PrivateLoop
 from symprune.fed.remote.replies import HEADER_BYTES
 from symprune.fed.remote.transport import Transport, wait_for_all
+from symprune.fed.robust import NONE
 from symprune.fed.simulate import Record
 from symprune.fed.threads import limited_threads
 from symprune.fed.wire.envelope import unpack
 from symprune.machine import durable
+from symprune.machine.patience import stretched
 from symprune.validation import parse_json
 
 log = logging.getLogger("symprune.fed")
+FAR = 100.0  # times the median client's smoothness
+MOST_ROWS = 1 << 48
+LARGEST = 1e300  # that a float has and whose use is finite
 
 
 def serve(job: TrainingJob, transport: Transport, folder: Path, *, pause: float = 3.0) -> Outcome:
@@ -44,6 +48,8 @@ def serve(job: TrainingJob, transport: Transport, folder: Path, *, pause: float 
         kind = PrivateLoop if job.private else Loop
         loop = kind(run, ready, problem, transport, pause)
         loop.begin(folder / STATE)
+        if not loop.history:  # the start, by which the end is judged
+            loop.measure(own)
         while loop.turn < job.rounds:
             loop.one_round()
             record = loop.measure(own)
@@ -93,34 +99,53 @@ def _gather(
         for client, data in transport.exchange(letters).items():
             try:
                 told[client] = _read_description(unpack(data, HEADER_BYTES).header, client, problem)
-            except SympruneError as error:
+            except Exception as error:  # whatever a stranger's bytes can provoke
                 log.warning("Client %s cannot start: %s", client, error)
         if len(told) == job.clients:
             break
         log.info("%s of %s clients are here.", len(told), job.clients)
         if attempt + 1 < PATIENCE:
-            time.sleep(pause)
+            time.sleep(stretched(pause))
     absent = [str(i) for i in range(job.clients) if i not in told]
     check(not absent, f"Clients {', '.join(absent)} did not say what they hold.")
     if not any(item["own"] for item in told.values()):
         return problem.constants(), False
     rows = [told[i] for i in range(job.clients)]
+    if job.defence.rule != NONE:
+        _bound_constants(rows, problem.l2)
     L, mu, sizes = (tuple(row[k] for row in rows) for k in ("L", "mu", "rows"))
     return Constants(L, mu, sizes, problem.layout), True
 
 
+def _bound_constants(told: list[dict[str, Any]], l2: float) -> None:
+    """Put what a client says of its smoothness and convexity back within what is usual, with a
+    warning: one that says 1e30, or a convexity of nothing, would leave every step at zero. Of two
+    clients that differ nobody can say which is odd."""
+    known = sorted(row["L"] for row in told if math.isfinite(row["L"]))
+    most = FAR * known[(len(known) - 1) // 2] if len(known) > 2 else math.inf
+    for client, row in enumerate(told):
+        for name, least, largest in (("L", l2, most), ("mu", l2, row["L"])):
+            said = row[name]
+            if math.isnan(said) or math.isnan(largest) or least <= said <= largest:
+                continue
+            row[name] = min(max(said, least), max(largest, least))
+            log.warning("Client %s says its %s is %g; %g is used.", client, name, said, row[name])
+
+
 def _read_description(header: dict[str, Any], client: int, problem: Problem) -> dict[str, Any]:
     """A client's own words, checked."""
-    check(header.get("status") != "error", str(header.get("reason")))
+    check(header.get("status") != "error", str(header.get("reason"))[:500])
     rows, own, d = header.get("rows"), header.get("own"), header.get("dimension")
-    check(type(rows) is int and rows > 0, f"Client {client} says it has {rows!r} rows.")
-    sentence = f"Client {client} has a model of {d!r} parameters, the server {problem.dimension}."
+    whole = type(rows) is int and 0 < rows <= MOST_ROWS
+    check(whole, f"Client {client} says it has {str(rows)[:30]} rows.")
+    has = f"Client {client} has a model of {str(d)[:30]} parameters"
+    sentence = f"{has}, the server {problem.dimension}."
     check(d == problem.dimension and isinstance(own, bool), sentence)
     numbers = {}
     for name in ("L", "mu"):
         value = math.nan if header.get(name) is None else header[name]
-        number = isinstance(value, int | float) and (math.isnan(value) or 0 <= value < math.inf)
-        check(number, f"Client {client} says its {name} is {value!r}.")
+        number = type(value) in (int, float) and (value != value or 0 <= value <= LARGEST)
+        check(number, f"Client {client} says its {name} is {str(value)[:30]}.")
         numbers[name] = float(value)
     return {"rows": rows, "own": own, **numbers}
 

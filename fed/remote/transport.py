@@ -7,6 +7,7 @@ own. `flower.py` carries them over Flower; `LocalTransport` calls the clients he
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from typing import Protocol
 
 from symprune.errors import SympruneError
 from symprune.fed.wire.envelope import unpack
+from symprune.machine.patience import stretched
 
+log = logging.getLogger("symprune.fed")
 Setting = str | int | float | bool
 
 
@@ -64,7 +67,10 @@ def wait_for_all(transport: Transport, tries: int, pause: float) -> None:
     for _ in range(tries):
         if len(transport.connected()) == transport.clients:
             return
-        time.sleep(pause)
+        time.sleep(stretched(pause))
+    missing = sorted(set(range(transport.clients)) - transport.connected())
+    if missing:
+        log.warning("Clients %s are not connected; the run begins without them.", missing)
 
 
 class LocalTransport:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from symprune.errors import SympruneError
+from symprune.errors import OwnersAffair, SympruneError
 
 KEY_BYTES = 32
 SEAL_BYTES = 16
@@ -154,7 +154,7 @@ def make_card(signing: bytes, reading: bytes, node_key: Path | None = None) -> C
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
             raise ValueError("it is not an ECDSA key on P-384")
     except (OSError, ValueError) as error:
-        raise SympruneError(f"The node key {node_key} cannot be used: {error}.") from error
+        raise OwnersAffair(f"The node key {node_key} cannot be used: {error}.") from error
     numbers = decode_dss_signature(key.sign(_vouched(card), ec.ECDSA(hashes.SHA384())))
     voucher = b"".join(number.to_bytes(NODE_SIGNATURE_BYTES // 2, "big") for number in numbers)
     return Card(card.signs, card.reads, _point(key.public_key()), voucher)
@@ -201,9 +201,9 @@ def read_peers(place: Path) -> frozenset[bytes]:
         lines = [line for file in files for line in file.read_bytes().splitlines() if line.strip()]
         found = frozenset(_point(serialization.load_ssh_public_key(line)) for line in lines)
     except (OSError, ValueError, AttributeError) as error:
-        raise SympruneError(f"{place} does not hold public node keys: {error}.") from error
+        raise OwnersAffair(f"{place} does not hold public node keys: {error}.") from error
     if not found or any(len(point) != NODE_BYTES for point in found):
-        raise SympruneError(f"{place} does not hold public node keys of P-384.")
+        raise OwnersAffair(f"{place} does not hold public node keys of P-384.")
     return found
 
 

@@ -95,7 +95,7 @@ def grid_sizes(grid: Grid, d: int, values: np.ndarray) -> np.ndarray:
 def encode_on_grid(values: Tensor, places: Tensor, d: int, grid: Grid) -> bytes:
     """The grid of one row and its values at these places."""
     count, regular = int(grid.count[0]), bool(grid.regular[0])
-    starts, steps = grid.starts[0, :count], grid.steps[0, :count]
+    starts, steps = (rows[0, :count].cpu() for rows in (grid.starts, grid.steps))
     head = bytes([grid.bits | REGULAR * regular])
     if not regular:
         head += varints(count) + pack_integers(starts.numpy(), index_bits(d))

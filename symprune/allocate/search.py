@@ -20,15 +20,19 @@ from symprune.stats import ChannelStats
 from symprune.validation import check_positive
 
 UNIFORM = "uniform"
-SPREADS = {"owl": (0.04, 0.08, 0.15), "lsa": (0.04, 0.08, 0.15), "atp": (0.04, 0.08, 0.15)}
-TURNED = 0.06
-"""How far apart the layers are where a rule is turned round."""
+RULES = {"owl": owl, "lsa": lsa, "atp": atp}
+FIRST, OTHERS = 0.08, (0.04, 0.15)
+"""How far apart the layers are, at first and then; less than nothing where a rule is turned
+round."""
+CANDIDATES = 1 + 2 * len(RULES), 2 + len(OTHERS)
+"""How many are tried, at first and then."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Equal shares, OWL, LSA and ATP with three spreads each, and each of these rules turned round:
-    tried on windows that nothing else is decided on, the best is taken.
+    """OWL, LSA and ATP, each as it is and turned round, and equal shares: tried on windows that
+    nothing else is decided on. On a third of these the best rule is found, on the others how far
+    apart it is to take the layers, if at all.
 
     A candidate is tried by Wanda's mask on the dense model's statistics, and judged by how far the
     predictions are from the dense model's. windows: how many are predicted. share: of what a
@@ -65,14 +69,41 @@ class Search:
 
 
 def candidates(layers: list[Layer], sparsity: float) -> dict[str, dict[str, int]]:
-    """What is tried: a name and every matrix's count. Of equal ones the first stays."""
+    """What is tried at first: a name and every matrix's count. Of equal ones the first stays."""
     found = {UNIFORM: equal_shares(layers)}
-    for rule, divide in {"owl": owl, "lsa": lsa, "atp": atp}.items():
-        for spread in (*SPREADS[rule], -TURNED):
-            counts = divide(layers, sparsity, spread)
-            if counts not in found.values():
-                found[f"{rule} {spread:g}"] = counts
+    for rule in RULES:
+        for spread in (FIRST, -FIRST):
+            _add(found, rule, layers, sparsity, spread)
     return found
+
+
+def finalists(
+    tried: Mapping[str, dict[str, int]],
+    divergence: Mapping[str, Sequence[float]],
+    layers: list[Layer],
+    sparsity: float,
+) -> dict[str, dict[str, int]]:
+    """What is tried then: equal shares, and the best of the rules, with other spreads too."""
+    means = {name: fmean(divergence[name]) for name in tried if name != UNIFORM}
+    best = min(means, key=lambda name: (not math.isfinite(means[name]), means[name]))
+    found, rule = {UNIFORM: tried[UNIFORM], best: tried[best]}, best.split()[0]
+    for spread in OTHERS:
+        _add(found, rule, layers, sparsity, -spread if "-" in best else spread)
+    return found
+
+
+def _add(
+    found: dict[str, dict[str, int]], rule: str, layers: list[Layer], sparsity: float, spread: float
+) -> None:
+    counts = RULES[rule](layers, sparsity, spread)
+    if counts not in found.values():
+        found[f"{rule} {spread:g}"] = counts
+
+
+def split_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Those the rule is found on, and those that decide; all for both where they are too few."""
+    first = len(windows) // 3
+    return (windows[:first], windows[first:]) if first else (windows, windows)
 
 
 def choose(divergence: Mapping[str, Sequence[float]]) -> str:

@@ -3,7 +3,6 @@ repeat it. Every figure is one of the record's; equal records make equal cards."
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -14,6 +13,7 @@ from symprune.card.base import CARRIED
 from symprune.card.forms import LIBRARIES, SECTIONS
 from symprune.card.plan import Plan, plan_of, write_block
 from symprune.validation import is_number
+from symprune.wording import in_brackets
 
 DATA_SETS = {"c4": "allenai/c4", "wikitext2": "Salesforce/wikitext"}
 NAMES = {"c4": "C4", "wikitext2": "WikiText-2", "builtin": "Python's documentation"}
@@ -80,7 +80,7 @@ def _verdict(name: str, record: Mapping[str, Any]) -> Iterator[str]:
 
 def _change(entry: Mapping[str, Any]) -> str:
     dense, pruned = float(entry["dense"]), float(entry["pruned"])
-    more = f" ({100 * (pruned / dense - 1):+.0f} %)" if dense > 0 and math.isfinite(pruned) else ""
+    more = in_brackets(dense, pruned)
     return f"perplexity on {_text_name(entry['data'])} {dense:.2f} -> {pruned:.2f}{more}"
 
 

@@ -135,6 +135,24 @@ def say(*parts: str | tuple[str, str]) -> None:
     out.print(Text.assemble(*plain), highlight=False, soft_wrap=True)
 
 
+def warn(sentence: str) -> None:
+    """What went wrong and ends nothing."""
+    said = Text.assemble(("Warning:", "yellow"), " ", strip_controls(sentence))
+    err.print(said, highlight=False, soft_wrap=True)
+
+
+def remark(sentence: str) -> None:
+    """What is good to know while a command runs; nothing with --quiet."""
+    if not loudness.quiet:
+        err.print(Text(strip_controls(sentence), style="dim"), highlight=False, soft_wrap=True)
+
+
+def conclude(sentence: str) -> None:
+    """What a result comes to."""
+    if sentence:
+        out.print(Text(strip_controls(sentence), style="bold"), highlight=False)
+
+
 def write(text: str) -> None:
     """Text of a user or a model, as it is but for what would steer the terminal."""
     out.file.write(strip_controls(text))

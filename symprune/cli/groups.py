@@ -296,11 +296,13 @@ class Running:
     offload_activations: o.Offload = None
     restart: o.Restart = False
     log: o.Log = None
+    report_to: o.ReportTo = None
 
     def settings(self) -> dict[str, Any]:
-        """All but the file of the record, under the names a `run.Job` has for them."""
+        """What is the job's own, under the names a `run.Job` has for it."""
         settings = {**vars(self), "offload": self.offload_activations}
-        return {k: v for k, v in settings.items() if k not in ("json_file", "offload_activations")}
+        others = ("json_file", "offload_activations", "report_to")
+        return {k: v for k, v in settings.items() if k not in others}
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -13,12 +14,9 @@ from rich.text import Text
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, TrustRemoteCode, expand
-from symprune.cli.showing import show_forecast
+from symprune.cli.showing import Foreseen, show_forecast
 from symprune.errors import SympruneError
 from symprune.machine import durable
-
-if TYPE_CHECKING:
-    from symprune.jobs.estimate.forecast import Forecast
 
 
 @expand
@@ -46,15 +44,21 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Zero-shot tasks of lm-eval instead, separated by commas; [bold]default[/bold]: "
-            "hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, openbookqa; "
-            "[bold]thesis[/bold]: with rte for piqa."
+            help="Tasks of lm-eval instead, separated by commas, as mmlu or gsm8k; "
+            "[bold]default[/bold]: hellaswag, winogrande, piqa, arc_easy, arc_challenge, boolq, "
+            "openbookqa; [bold]thesis[/bold]: with rte for piqa."
         ),
     ] = None,
     task_data: Annotated[
         Path | None,
-        typer.Option(help="Folder of TASK.jsonl files: lm-eval's own prompts without a network."),
+        typer.Option(
+            help="Folder of TASK.jsonl files or copies of the data sets: lm-eval's own prompts "
+            "without a network."
+        ),
     ] = None,
+    num_fewshot: Annotated[
+        int, typer.Option(min=0, help="Examples with answers in the prompt of a task.")
+    ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N questions of each task.")
     ] = None,
@@ -74,10 +78,10 @@ def evaluate(
     overlap; the figure is exp(mean negative log likelihood of a token). With --tasks, lm-eval
     measures accuracies with standard errors and their mean, and perplexity only if --data is given.
     """
-    if not tasks and (task_data or limit or batch_size != "auto"):
-        raise SympruneError("--task-data, --limit and --batch-size go with --tasks.")
-    if tasks and dry_run:
-        raise SympruneError("--dry-run is about perplexity: leave out --tasks.")
+    if not tasks and (task_data or limit or num_fewshot or batch_size != "auto"):
+        raise SympruneError("--task-data, --num-fewshot, --limit and --batch-size go with --tasks.")
+    if tasks and data and dry_run:
+        raise SympruneError("--dry-run is of tasks or of perplexity: leave out --data or --tasks.")
     if tasks and against and not data:
         raise SympruneError("--against compares on a text: leave out --tasks, or give --data.")
     durable.check_file(json_file, o.JSON)
@@ -86,18 +90,26 @@ def evaluate(
     if tasks:
         from symprune.checkpoint.load import load_computing
         from symprune.eval import zeroshot
+        from symprune.jobs.estimate.tasks import TasksAhead
         from symprune.models import hub
 
-        names = zeroshot.choose_tasks(tasks)
-        zeroshot.check_tasks(names, task_data)
+        names, begun = zeroshot.choose_tasks(tasks), time.perf_counter()
+        zeroshot.check_tasks(names, task_data, num_fewshot)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
-            loaded, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
+            loaded, stored = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
             tokenizer = hub.load_tokenizer(origin)
+        foreseen = Foreseen(console.remark, dry_run)
+        ahead = TasksAhead(names, loaded, stored, device, begun, foreseen.go_on)
         result = zeroshot.evaluate(
-            loaded, tokenizer, names, task_data=task_data, limit=limit, batch_size=batch_size
-        )
+            loaded, tokenizer, names,
+            task_data=task_data, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size,
+            foresee=ahead.foresee,
+        )  # fmt: skip
+        if dry_run:
+            show_forecast(foreseen.found, json_file)
+            return
         console.out.print(zeroshot.table(result))
         record["zeroshot"] = result.to_json()
         del loaded
@@ -105,22 +117,15 @@ def evaluate(
         from symprune.eval import tables
         from symprune.jobs.evaluate import evaluate as measure
 
-        found: list[Forecast | None] = []
         with console.display() as shown:
-
-            def go_on(forecast: Forecast | None) -> bool:
-                found.append(forecast)
-                for said in () if dry_run or forecast is None else forecast.sentences():
-                    shown.tell(said)
-                return not dry_run
-
+            foreseen = Foreseen(shown.tell, dry_run)
             measured = measure(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
                 shown.tell, shown.watch_eval, loading.access(), bos or "auto", compute_dtype,
-                against, go_on,
+                against, foreseen.go_on,
             )  # fmt: skip
         if dry_run:
-            show_forecast(found[0], json_file)
+            show_forecast(foreseen.found, json_file)
             return
         table = Table("model", "data", "windows", "seqlen", "perplexity")
         table.add_row(
@@ -138,16 +143,36 @@ def evaluate(
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also every matrix, and the whole recipe.")
+        bool,
+        typer.Option("--all", help="Also every matrix, every layer's experts, the whole recipe."),
     ] = False,
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load/--no-load", help="Of a mixture of experts: measure what each has to do."
+        ),
+    ] = True,
+    calibration: Annotated[
+        str, typer.Option(help="The text for that.", rich_help_panel=o.CALIBRATION)
+    ] = "builtin",
+    nsamples: Annotated[
+        int, typer.Option(min=1, help="Windows of it.", rich_help_panel=o.CALIBRATION)
+    ] = 4,
+    seqlen: Annotated[
+        int, typer.Option(min=2, help="Tokens per window.", rich_help_panel=o.CALIBRATION)
+    ] = 256,
     json_file: o.JsonFile = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Show how sparse a saved model is, and the recipe that made it; --all: matrix by matrix."""
+    """Show how sparse a saved model is, and the recipe that made it; --all: matrix by matrix.
+
+    Of a mixture of experts also what its routers give each expert to do, on a little text.
+    """
     from symprune.checkpoint.record import is_ours, read_record
-    from symprune.eval import tables
-    from symprune.eval.experts import by_expert
+    from symprune.eval import experts, tables
+    from symprune.jobs.experts.load import measure
     from symprune.jobs.inspect import inspect_folder
+    from symprune.models.hub import Access
 
     if not folder.is_dir():
         raise SympruneError(f"There is no folder {folder}.")
@@ -155,6 +180,17 @@ def inspect(
     console.prepare_libraries()
     with console.doing(f"Reading {folder}"):
         facts = inspect_folder(folder, trust_remote_code)
+    measured, notes = None, []
+    if load:
+        with console.display() as shown:
+            access = Access(trust_remote_code=trust_remote_code)
+            text = (calibration, nsamples, seqlen)
+            try:
+                measured = measure(
+                    folder, access, *text, lambda n, of: shown.count("load per expert", n, of, "")
+                )
+            except SympruneError as error:
+                notes.append(f"What experts have to do was not measured: {error}")
     matrices = [{**vars(f), "kind": f.kind, "sparsity": f.sparsity} for f in facts]
     zeros, size = sum(f.zeros for f in facts), sum(f.size for f in facts)
     share = tables.percent(zeros / size)
@@ -167,9 +203,13 @@ def inspect(
     record = read_record(folder)
     ours = record if is_ours(record) else None
     recipe = ours.get("recipe") if ours else None
-    load = by_expert(ours.get("experts") if ours else None)
-    if load is not None:
-        console.out.print(load)
+    if measured is not None:
+        console.say(experts.summary(measured))
+        if everything:
+            console.out.print(experts.by_layer(measured))
+    before = experts.by_expert(ours.get("experts") if ours else None)
+    if before is not None and everything:
+        console.out.print(before)
     if record and recipe is not None:
         console.say(f"Made by symprune {record['versions']['symprune']}: {record['description']}.")
         for entry in record["perplexity"]:
@@ -178,9 +218,12 @@ def inspect(
             console.out.print_json(json.dumps(recipe))
     else:
         console.say("No symprune.json: the recipe is unknown.")
+    console.notes(notes)
     if not everything:
-        console.say("--all shows every matrix and the whole recipe.")
-    o.write_json(json_file, {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe})
+        layers = "" if measured is None and before is None else ", every layer's experts"
+        console.say(f"--all shows every matrix{layers} and the whole recipe.")
+    found = {"matrices": matrices, "sparsity": zeros / size, "recipe": recipe}
+    o.write_json(json_file, {**found, **({"experts": measured} if measured else {})})
 
 
 def verify(

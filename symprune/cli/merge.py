@@ -9,6 +9,7 @@ import typer
 
 from symprune.cli import console
 from symprune.cli import options as o
+from symprune.cli.showing import conclude_sweep
 
 
 def merge(
@@ -30,6 +31,7 @@ def merge(
 
     merged = shards.merge(files)
     shards.write(merged, output, force)
-    console.out.print(tables.sweep(over_seeds(list(merged.cells.values()))))
+    cells = list(merged.cells.values())
+    console.out.print(tables.sweep(over_seeds(cells)))
     console.notes(merged.notes)
-    console.say(f"{len(merged.cells)} cells in ", (str(output), "bold"))
+    conclude_sweep(cells, output)

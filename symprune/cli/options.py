@@ -55,8 +55,8 @@ Calibration = Annotated[
     typer.Option(
         rich_help_panel=CALIBRATION,
         help="c4, wikitext2, builtin (Python's documentation, no network), self (the model writes "
-        "it), hf:ORG/NAME:CONFIG:SPLIT:COLUMN, a file (text, .jsonl, .parquet) or folder, or "
-        "several: 'c4*0.7 + mine.jsonl*0.3'. [dim]\\[default: c4][/dim]",
+        "it), hf:ORG/NAME (with :CONFIG:SPLIT:COLUMN), a file (text, .jsonl, .parquet) or folder, "
+        "or several: 'c4*0.7 + mine.jsonl*0.3'. [dim]\\[default: c4][/dim]",
     ),
 ]
 NSamples = Annotated[
@@ -166,6 +166,15 @@ Log = Annotated[
         "--log",
         help="Append progress, speed and memory to this file, as JSON lines.",
         rich_help_panel=SCALE,
+    ),
+]
+ReportTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report-to",
+        metavar="NAME",
+        help="Log figures as the run goes on: tensorboard or wandb (Weights & Biases), if it is "
+        "installed; all: to what is; repeatable. [dim]\\[none][/dim]",
     ),
 ]
 

@@ -64,7 +64,7 @@ def _do(
     with console.display() as shown:
         sizes = action(folder, output, force, lambda done, total: shown.begin(done, total, name))
     before, after = sizes["before"], sizes["after"]
-    share = f"{100 * after / before:.1f} %"
+    share = f"{100 * after / before:.3g} % of that" if after != before else "as much"
     console.say(
-        f"{size(before)} in {folder}, {size(after)} in ", (str(output), "bold"), f": {share}"
+        f"{size(before)} in {folder}, {size(after)} in ", (str(output), "bold"), f": {share}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,13 @@ from symprune.cli.groups import (
     expand,
 )
 from symprune.cli.share import Public, PushToHub, check_target, send_output
-from symprune.cli.showing import Showing, conclude, show_forecast, show_samples
+from symprune.cli.showing import (
+    Showing,
+    conclude,
+    conclude_sweep,
+    show_forecast,
+    show_samples,
+)
 from symprune.errors import Interrupted
 
 
@@ -100,7 +107,7 @@ def prune(
     job = pruning.Job(model, chosen, **settings, access=loading.access())
     console.mind_network()
     target = check_target(push_to_hub, private, loading.token)
-    if do(job, running.json_file, dry_run):
+    if do(job, running.json_file, dry_run, running.report_to):
         send_output(job.folder, target)
 
 
@@ -170,17 +177,23 @@ def refine_masks(
     job = pruning.Job(model, chosen, masks=masks, **settings)
     if job.output is None:
         job = replace(job, output=Path(f"{job.folder}-{refine}"))
-    do(job, running.json_file, dry_run)
+    do(job, running.json_file, dry_run, running.report_to)
 
 
-def do(job: Any, json_file: Path | None, dry_run: bool = False) -> bool:
+def do(
+    job: Any, json_file: Path | None, dry_run: bool = False, report_to: list[str] | None = None
+) -> bool:
     """Prune and show what came out; whether this is the process that speaks."""
     from symprune.checkpoint import resume
     from symprune.eval import tables
+    from symprune.eval.verdict import verdict
     from symprune.jobs import pruning
     from symprune.machine import distributed, durable
+    from symprune.tracking import figures as logged
+    from symprune.tracking.tracker import choose, tracked
 
     durable.check_file(json_file, o.JSON)
+    loggers = choose(report_to or []) if distributed.is_first() else []
     console.prepare_libraries()
     if dry_run:
         from symprune.jobs.estimate.pruning import forecast
@@ -189,9 +202,18 @@ def do(job: Any, json_file: Path | None, dry_run: bool = False) -> bool:
             found = forecast(job, shown.tell)
         show_forecast(found, json_file)
         return False
+    settings = {"model": job.model, **job.recipe.to_dict()}
     try:
-        with console.display(distributed.is_first()) as shown:
-            record = pruning.prune(job, shown.tell, shown.show, shown.watch_eval)
+        with tracked(loggers, job.folder.name, settings, console.remark, console.warn) as tracker:
+            with console.display(distributed.is_first()) as shown:
+
+                def show(figures: dict[str, Any]) -> None:
+                    shown.show(figures)
+                    logged.add_step(tracker, figures)
+
+                record = pruning.prune(job, shown.tell, show, shown.watch_eval)
+            logged.add_record(tracker, record)
+            tracker.note("verdict", verdict(record))
     except KeyboardInterrupt as error:
         raise Interrupted(resume.describe_kept(job.folder)) from error
     distributed.stop()
@@ -246,6 +268,7 @@ def sweep(
     dtype: o.Dtype = "auto",
     compute_dtype: o.ComputeDtype = "auto",
     device: o.Device = "auto",
+    report_to: o.ReportTo = None,
     dry_run: o.DryRun = False,
     loading: Loading,
 ) -> None:
@@ -269,6 +292,8 @@ def sweep(
     from symprune.jobs.sharing.shards import Shard
     from symprune.jobs.sweep import Grid, Sweep, check_results, over_seeds
     from symprune.models import hub
+    from symprune.tracking.figures import add_cell
+    from symprune.tracking.tracker import choose, tracked
 
     for name in method or []:
         allow_code(name)
@@ -277,9 +302,14 @@ def sweep(
     recipes = recipes if part is None else part.pick(recipes)
     output = output if part is None else part.name(output)
     check_results(output)
+    loggers = [] if dry_run else choose(report_to or [])
     console.prepare_libraries()
     begun = time.perf_counter()
-    with console.display() as shown:
+    settings = {"model": model, "grid": str(grid), "cells": len(recipes)}
+    with (
+        tracked(loggers, output.stem, settings, console.remark, console.warn) as tracker,
+        console.display() as shown,
+    ):
         shown.tell(f"Loading {model}")
         origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
         loaded, stored = load_computing(origin, dtype, where, compute_dtype)
@@ -294,9 +324,10 @@ def sweep(
             for said in found.sentences():
                 shown.tell(said)
         try:
-            results = (
-                [] if dry_run else job.run(shown.watch, shown.watch_eval, shown.begin, recipes)
-            )
+            if not dry_run:
+                finish = partial(add_cell, tracker)
+                steps = (shown.watch, shown.watch_eval, shown.begin)
+                results = job.run(*steps, recipes, finish)
         except KeyboardInterrupt as error:
             kept = f"Interrupted: finished cells are kept in {output}; the same command goes on."
             raise Interrupted(kept) from error
@@ -305,4 +336,4 @@ def sweep(
         return
     console.out.print(tables.sweep(over_seeds(results)))
     console.notes(dict.fromkeys(note for cell in results for note in cell.get("notes", [])))
-    console.say(f"{len(results)} cells in ", (str(output), "bold"))
+    conclude_sweep(results, output)

@@ -48,9 +48,12 @@ APART, NEARER = "divergence_base", "divergence"
 
 def check_processes(recipe: Recipe) -> None:
     """Fail where several processes would have to agree on every step."""
-    if recipe.reconstruction is not None and distributed.size() > 1:
+    alone = recipe.reconstruction is not None and not recipe.trains_apart
+    if alone and distributed.size() > 1:
         raise SympruneError(
-            "Reconstruction trains in one process: start one, or pass --reconstruct none."
+            "Training behind pruned blocks takes one block after the other, in one process. Start "
+            "one, pass --reconstruct none, or have a recipe train in the dense model (inputs: "
+            "dense, for the recipe and for reconstruct), where processes take different blocks."
         )
 
 
@@ -348,10 +351,9 @@ def summary(layers: list[LayerReport]) -> list[str]:
         return []
     better = sum(after < before for before, after in blocks)
     gain = median(1 - after / before if before > 0 else 0.0 for before, after in blocks)
-    said = [
-        f"Reconstruction lowered the error of {better} of {len(blocks)} blocks on held-out tokens, "
-        f"in the median by {100 * gain:.0f} %."
-    ]
+    which = "no block" if not better else f"{better} of {len(blocks)} blocks"
+    typical = f", in the median by {100 * gain:.2g} %" if gain > 0 else ""
+    said = [f"Reconstruction lowered the error of {which} on held-out tokens{typical}."]
     ends = [f for f in (layer.figures for layer in layers) if APART in f]
     if ends and ends[-1][NEARER] < ends[-1][APART]:
         said.append(

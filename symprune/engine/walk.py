@@ -31,6 +31,7 @@ from symprune.engine.report import Report, fitted_to, left_dense, warnings
 from symprune.engine.text.self_written import write_for
 from symprune.engine.text.tokens import read_tokens, take_windows
 from symprune.engine.visit.block import Visit, spend
+from symprune.engine.visit.divided import divides_blocks, visit_together
 from symprune.engine.visit.pruning import WalkPlan
 from symprune.engine.visit.streams import Streams
 from symprune.errors import HalfPrunedError, SympruneError
@@ -62,7 +63,8 @@ def prune(
 ) -> Report:
     """Prune `model` in place and say what was done.
 
-    In a torch.distributed process group the samples are divided among the processes. The model is
+    In a torch.distributed process group the samples are divided among the processes or, where
+    blocks are trained and none depends on another, the blocks. The model is
     computed in the type it has: on a CPU that is slow in it, `model.float()` first.
 
     Args:
@@ -129,7 +131,7 @@ def prune(
         report.parameters = layout.weights
     plan = WalkPlan(recipe, needs, report_error, base, gram_device, tokens=tokens.numel())
     with forward.ready(model):
-        tokens = distributed.share(tokens)
+        everything, tokens = tokens, distributed.share(tokens)
         if blocks is None:
             embeddings = model.get_input_embeddings().weight  # type: ignore[operator,union-attr]
             room = (device_of(model), tokens.shape[1], embeddings.shape[1], embeddings.dtype)
@@ -148,10 +150,11 @@ def prune(
                 orders = Orders(layout, blocks, tokens, recipe, watch)
             plan = replace(plan, orders=orders)
             report.notes += orders.notes
+        apart = divides_blocks(recipe)
         plan = replace(plan, written=len(written))
-        tokens = torch.cat([tokens, written.to(tokens.device)])
+        tokens = torch.cat([everything if apart else tokens, written.to(tokens.device)])
         if held_out is not None and (needs.gram or recipe.reconstruction is not None):
-            held_out = distributed.share(held_out, every=False)
+            held_out = held_out if apart else distributed.share(held_out, every=False)
             plan = replace(plan, held_out=len(held_out))
             tokens = torch.cat([tokens, held_out.to(tokens.device)])
         with _say_how_much_is_pruned(layout, report) if blocks.in_memory else nullcontext():
@@ -207,10 +210,13 @@ def _walk(
             blocks, tokens, report, plan, lambda done: watch("embed", 0, count, done, samples, "")
         )
     visit = Visit(blocks, streams, first, report, plan, watch, tell)
+    if divides_blocks(plan.recipe):
+        visit_together(visit)
+        return
     for index in range(first, count):
         with blocks.block(index) as block:
             visit(index, block)
-        watch("done", index, count, samples, samples, "")
+        visit.tell_done(index)
 
 
 @contextmanager

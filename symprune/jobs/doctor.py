@@ -25,6 +25,8 @@ EXTRAS = {
     "privacy": ("dp-accounting",),
     "llama": ("llama-cpp-python",),
     "lora": ("peft",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 COMPILERS = ("cc", "gcc", "clang")
 

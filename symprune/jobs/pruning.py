@@ -32,6 +32,7 @@ from symprune.engine.arguments import Allocate
 from symprune.engine.reconstruct import check_processes
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
+from symprune.engine.visit.divided import divides_blocks
 from symprune.errors import SympruneError
 from symprune.eval.perplexity import cut
 from symprune.jobs import samples, sizes, streamed_perplexity
@@ -167,7 +168,7 @@ def prune(
             job, whole.streamed, opened.streamed, texts, seqlen, allocate, tell, watch_eval
         )
         dense = blocks.once(f"dense {ruler}", ruler.measure)
-        tell(_describe_memory(opened.streamed, texts, seqlen))
+        tell(_describe_memory(job.recipe, opened.streamed, texts, seqlen))
         tell(_say_what_begins(job, progress, len(blocks)))
         report = walk.prune(
             opened.streamed.model, texts.data, job.recipe,
@@ -292,12 +293,13 @@ def _decide_bos(
     return Bos(**blocks.once("bos", decide_once))
 
 
-def _describe_memory(streamed: StreamedModel, texts: Texts, seqlen: int) -> str:
+def _describe_memory(recipe: Recipe, streamed: StreamedModel, texts: Texts, seqlen: int) -> str:
     """What type blocks are computed in, and what they and the hidden states take in it."""
     which = compute.describe(streamed.compute, streamed.dtype, streamed.device)
     said = f"Computing in {which}: {streamed.block_size / 1e6:,.1f} MB for a block"
     samples = sum(len(part) for part in (texts.data, texts.watched) if isinstance(part, Tensor))
-    states = streamed.states_size(samples // distributed.size(), seqlen)
+    processes = 1 if divides_blocks(recipe) else distributed.size()
+    states = streamed.states_size(samples // processes, seqlen)
     return f"{said}, {states / 1e6:,.1f} MB for the hidden states" if samples else said
 
 

@@ -185,8 +185,10 @@ class Sweep:
         tick: Callable[[int, int], None] = lambda *_: None,
         begin: Callable[[int, int, str], None] = lambda *_: None,
         recipes: list[Recipe] | None = None,
+        finish: Callable[[int, dict[str, Any]], None] = lambda *_: None,
     ) -> list[dict[str, Any]]:
-        """Do what is not done yet; the results of all cells (or of `recipes`), in order."""
+        """Do what is not done yet; the results of all cells (or of `recipes`), in order. finish is
+        given each, those that were done before as well."""
         recipes = self.grid.recipes() if recipes is None else recipes
         check_results(self.results)
         done = read_results(self.results)
@@ -197,12 +199,13 @@ class Sweep:
             for name, source in sources.items()
             if source is not None
         }
-        self._dense = [(each, each.detach().clone()) for each in self._changing(recipes)]
+        self._dense = [(each, each.detach().clone()) for each in self.changing(recipes)]
         dense: dict[str, float] | None = None
         for number, recipe in enumerate(recipes):
             begin(number, len(recipes), recipe.describe())
             key = self.key(recipe)
             if key in done:
+                finish(number, done[key])
                 continue
             if dense is None:
                 self._begin = self._decide_bos()
@@ -214,6 +217,7 @@ class Sweep:
             finally:
                 self._restore()
             append_result(self.results, done[key])
+            finish(number, done[key])
         begin(len(recipes), len(recipes), "")
         return [done[self.key(recipe)] for recipe in recipes]
 
@@ -339,7 +343,7 @@ class Sweep:
         for parameter, dense in self._dense:
             parameter.copy_(dense)
 
-    def _changing(self, recipes: list[Recipe]) -> list[Tensor]:
+    def changing(self, recipes: list[Recipe]) -> list[Tensor]:
         """The parameters a cell may change, each once: where channels are permuted, all."""
         if any(recipe.permuted_parts for recipe in recipes):
             return list(self.model.parameters())

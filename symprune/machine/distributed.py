@@ -86,11 +86,15 @@ def share(tokens: Tensor, every: bool = True) -> Tensor:
 
 def agree(answer: Answer) -> Answer:
     """The first process's answer, in all of them."""
-    if size() == 1:
-        return answer
+    return tell(answer, 0)
+
+
+def tell(answer: Answer | None, owner: int) -> Answer:
+    """What one process says, in all of them; the others give None."""
     told = [answer]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]
+    if size() > 1:
+        dist.broadcast_object_list(told, src=owner)
+    return told[0]  # type: ignore[return-value]
 
 
 def all_agree(answer: bool) -> bool:

@@ -52,6 +52,8 @@ def test_a_run_is_one_sentence() -> None:
         ({"recipe": {"values": {"name": "int4"}}}, "Half the weights gone, the others in int4, "),
         ({"sparsity": 0, "recipe": {"values": "int4"}}, "All weights kept, in int4, "),
         ({"pruned_bytes": 1010}, "the file as large as before until it is packed."),
+        ({"sparsity": 0.99996}, "99.996 % of the weights gone, "),
+        ({"pruned_bytes": 1030}, "the file 3 % larger."),
         ({"pruned_bytes": 2700}, "the file 2.7 times as large."),
         ({"pruned_bytes": 2700, "origin": "a.gguf"}, "2.7 times the .gguf's size (bfloat16 now)."),
         ({"perplexity": []}, "Half the weights gone, 56 % of the file."),
@@ -61,11 +63,22 @@ def test_the_sentence_says_what_was_done(changes: dict[str, Any], said: str) -> 
     assert said in verdict.verdict(changed(**changes))
 
 
+def test_a_federated_run_says_what_went_over_the_wire() -> None:
+    traffic = {"clients": 3, "bytes_up": 2000, "bytes_down": 1000, "weights_bytes": 100_000}
+    said = verdict.verdict(changed(federated={"traffic": traffic}))
+    assert said == (
+        "Half the weights gone, perplexity 36.0 -> 58.3 (+62 %), 56 % of the file. 3 clients kept "
+        "their text and exchanged 3.0 kB with the server, 3 % of what the weights would take."
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         (20.0, 20.5, "20.0 -> 20.5 (+2.5 %)"),
         (20.0, 19.0, "20.0 -> 19.0 (-5.0 %)"),
+        (20.0, 20.005, "unchanged at 20.0"),
+        (20.0, 19.98, "20.0 -> 20.0 (-0.1 %)"),
         (20.0, 41_000.0, "20.0 -> 41,000 (2,050 times)"),
         (20.0, math.inf, "20.0 -> inf"),
     ],

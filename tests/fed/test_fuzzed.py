@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import families
 import pytest
 import torch
 import yaml
-from fuzzing import EXAMPLES, changed, changed_json, damaged, fuzz
+from fuzzing import EXAMPLES, changed, changed_json, damaged, fuzz, little_room
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -29,6 +30,7 @@ from symprune.fed.remote import records
 from symprune.fed.remote.job import TrainingJob, job_from_json
 from symprune.fed.remote.private_client import Session, load_session, save_session
 from symprune.fed.remote.replies import open_reply
+from symprune.fed.remote.sentences import sentence
 from symprune.fed.secure.party import Party, Trust
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.grid import fit_grid, round_to
@@ -91,6 +93,41 @@ def test_a_message_of_fields_is_read_or_refused(examples: int) -> None:
             raise refused
 
     fuzz(read, damaged(encode_message(FIELDS)), examples)
+
+
+def spoilt(data: bytes, chance: random.Random) -> bytes:
+    """Bytes changed, put in, taken out or cut off, most of them where sizes and types are."""
+    odd = [b"\xff\xff\xff\xff\x07", b"\x80\x80\x80\x80\x08", b"\0", b"\x7f", b"\xff" * 8]
+    for _ in range(chance.randint(1, 5)):
+        at = min(chance.randrange(len(data) + 1), chance.choice([2, 12, len(data)]))
+        new = chance.choice([*odd, bytes([chance.randrange(256)])])
+        end = at + chance.choice([0, 1, len(new), chance.randrange(5)])
+        data = data[:at] + new * chance.randrange(2) + data[end:]
+    return data[: chance.choice([len(data)] * 4 + [chance.randrange(len(data) + 1)])]
+
+
+def test_thirty_thousand_spoilt_payloads_and_letters_are_read_or_refused() -> None:
+    """In one process with little room: what is not refused is small."""
+    pruned = messages.write(messages.head(messages.ROUND, 3, 0, 2), {"values": torch.ones(40)})
+    header = {"status": "done", "turn": 3, "kind": "turn", "algorithm": "fedavg"}
+    letter = Letter(header, (b"abc", b"d" * 40)).pack()
+    good = [*PAYLOADS.values(), encode_message(FIELDS), pruned, letter]
+    readers = (
+        lambda data: decode(data, 10_000),
+        lambda data: decode_message(data, 10_000),
+        lambda data: unpack(data, 10_000),
+        lambda data: messages.read_head(data),
+    )
+    chance, refused = random.Random(0), 0
+    with little_room():
+        for number in range(30_000):
+            data = spoilt(chance.choice(good), chance)
+            assert "\n" not in sentence(data)  # for the audit log; of anything
+            try:
+                readers[number % len(readers)](data)
+            except SympruneError:
+                refused += 1
+    assert 15_000 < refused < 30_000
 
 
 @EXAMPLES

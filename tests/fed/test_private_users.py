@@ -11,6 +11,8 @@ from symprune.errors import SympruneError
 from symprune.fed import build, make_problem, simulate
 from symprune.fed.mechanism import UNITS
 from symprune.fed.private_users import UserPrivacy, private_users
+from symprune.fed.problems.losses import Logistic
+from symprune.fed.problems.problem import Problem
 from symprune.fed.protocol import Turn
 from symprune.fed.secure import masking
 
@@ -171,3 +173,27 @@ def test_a_server_optimiser_is_given_as_many_replies_as_there_were() -> None:
     plain = simulate(chosen, problem, rounds=1)
     private = simulate(private_users(chosen, UserPrivacy(**QUIET)), problem, rounds=1)
     assert torch.allclose(plain.model, private.model, atol=1e-4)
+
+
+def test_pruned_coordinates_are_neither_clipped_noised_nor_counted() -> None:
+    """The clip is a length of what is kept alone, and noise falls on nothing else: with masks a
+    private run is that of the smaller problem, whatever is in the columns that are pruned."""
+    problem = make_problem("breast-cancer", clients=4, l2=0.1, dtype="float64")
+    keep = torch.arange(problem.dimension) % 3 > 0
+    masks = {problem.layout.names[0]: keep}
+    rows = replace(problem.rows, x=problem.rows.x[..., keep])
+    smaller = Problem(Logistic(int(keep.sum())), rows, problem.l2)
+    promised = UserPrivacy(clip=0.05, multiplier=0.5, noise_seed=7)
+    private = private_users(build("fedavg", gamma=0.5, p=0.5, random_steps=False), promised)
+    pruned = simulate(private, problem, 3, masks=masks)
+    alone = simulate(private, smaller, 3)
+    assert not pruned.model[~keep].any()
+    assert torch.allclose(pruned.model[keep], alone.model, rtol=0, atol=1e-9)
+    for way in ("bytes_up", "paper_bits_up"):
+        assert pruned.history[-1][way] == alone.history[-1][way]
+    loud = replace(problem, rows=replace(problem.rows, x=problem.rows.x * (1 + 99.0 * ~keep)))
+    assert torch.equal(simulate(private, loud, 3, masks=masks).model, pruned.model)
+    still = replace(promised, multiplier=1e-9)
+    quiet = simulate(private_users(private.inner, still), problem, 1, masks=masks).model
+    assert float(quiet.norm()) == pytest.approx(0.05, rel=0.5)  # the clip is what bounds it
+    assert float((pruned.model - quiet)[keep].abs().min()) > 0  # noise is on all that is kept

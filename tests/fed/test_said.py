@@ -166,6 +166,28 @@ def test_a_run_that_ends_a_little_higher_warns() -> None:
     assert code == 0 and "Warning" not in text
 
 
+def test_a_comparison_names_the_line_whose_loss_ended_above_its_start(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "problem: {data: breast-cancer, clients: 2}\nrounds: 10\nmetric: loss\nalgorithms:\n"
+        "  - {algorithm: gd, label: good}\n  - {algorithm: gd, label: wild, gamma: 1000}\n"
+    )
+    command = ["compare", str(plan), "--output", str(tmp_path / "out")]
+    done = runner.invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.exception
+    assert "Warning: wild: The loss ended at" in done.output and "good: The" not in done.output
+    assert (tmp_path / "out" / "summary.json").exists()
+
+
+def test_where_owners_keep_their_losses_the_perplexity_is_what_is_judged() -> None:
+    worse = history(100.0, 90.0, 900.0, name="perplexity")
+    assert ended_above_start(worse) == "The perplexity ended at 900, above the 100 of round 0"
+    check_not_diverged(worse)  # log 900 is no ten times log 100
+    with pytest.raises(Diverged, match="The perplexity ended at"):
+        check_not_diverged(history(2.0, math.exp(10), name="perplexity"))
+    assert ended_above_start([{**h, "loss": -h["round"]} for h in worse]) is None
+
+
 def test_padding_needs_no_label() -> None:
     uneven = stack_rows([(torch.ones(3, 2), torch.ones(3)), (torch.ones(1, 2), -torch.ones(1))])
     assert np.asarray(uneven.y)[1].tolist() == [-1, 0, 0]

@@ -59,3 +59,31 @@ class Loopback:
 
     def pull_messages(self, letters: Iterable[str]) -> list[Any]:
         return [self.mail[letter] for letter in letters if self.mail[letter] is not None]
+
+
+def without_processes() -> Any:
+    """Deployments whose letters go through a `Loopback`: Flower's apps and wire format, the owners'
+    settings and policies, and no process."""
+    from symprune.fed.flower import apps
+    from symprune.fed.flower.deploy import Deployment
+    from symprune.fed.owner.policy import SETTING
+    from symprune.fed.remote.client import answer
+
+    class HereDeployment(Deployment):
+        def start(self) -> None:
+            """Nothing has to be started."""
+
+        def submit(self) -> str:
+            clients = self.job.clients
+            own = self.settings or ({},) * clients
+            settings = [
+                {"folder": str(self.folder / f"client-{n}"), SETTING: str(self.policy_file(n))}
+                | dict(own[n])
+                for n in range(clients)
+            ]
+            grid = Loopback(apps.client_app(answer), self.folder, clients, settings)
+            config = {"job": self.job.to_json(), "folder": str(self.folder), "clients": clients}
+            grid.run(apps.server_app(apps.train), config)
+            return "here"
+
+    return HereDeployment

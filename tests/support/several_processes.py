@@ -2,18 +2,23 @@
 
     torchrun ... several_processes.py MODEL TEXT OUTPUT NAME...
 
-NAME is one of WAYS; the result is in OUTPUT/NAME.
+NAME is one of WAYS, or of APART, which are interrupted once; the result is in OUTPUT/NAME.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from symprune import Recipe
+from symprune.checkpoint.resume import HiddenStates
+from symprune.checkpoint.streamed_blocks import StreamedBlocks
 from symprune.jobs import pruning
 from symprune.machine import distributed
 
@@ -42,9 +47,42 @@ WAYS: dict[str, tuple[Recipe, str]] = {
     "dense targets": (Recipe("wanda", update="lsq", targets="dense"), "disk"),
 }
 
+# Processes take different blocks.
+TRAINED = {"inputs": "dense", "reconstruct": {"name": "block", "epochs": 2, "inputs": "dense"}}
+APART: dict[str, tuple[Recipe, str]] = {
+    "trained": (Recipe("wanda", update="lsq", allocate="owl", **TRAINED), "auto"),
+    "trained, on a grid": (
+        Recipe("wanda", pattern="2:4", permute="mlp", values="int4", **TRAINED),
+        "auto",
+    ),
+}
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+@contextmanager
+def killed_behind(last: int) -> Iterator[None]:
+    """Within, a run ends when a block is finished, hidden states behind it being kept if they can
+    be."""
+    finish, due = StreamedBlocks.finish, HiddenStates.due
+
+    def then_die(self: StreamedBlocks, index: int, *rest: Any) -> None:
+        finish(self, index, *rest)
+        if index == last:
+            raise Killed
+
+    StreamedBlocks.finish, HiddenStates.due = then_die, lambda _: True  # type: ignore[method-assign]
+    try:
+        with suppress(Killed):
+            yield
+    finally:
+        StreamedBlocks.finish, HiddenStates.due = finish, due  # type: ignore[method-assign]
+
 
 def prune(model: Path, text: str, output: Path, name: str) -> None:
-    recipe, gram_device = WAYS[name]
+    recipe, gram_device = (WAYS | APART)[name]
     samples = min(recipe.nsamples, SAMPLES)
     recipe = replace(recipe, calibration=text, nsamples=samples, seqlen=32)
     pruning.prune(
@@ -59,5 +97,8 @@ if __name__ == "__main__":
     distributed.start(torch.device("cpu"))
     model, text, output, *names = sys.argv[1:]
     for name in names:
+        if name in APART:
+            with killed_behind(2):
+                prune(Path(model), text, Path(output), name)
         prune(Path(model), text, Path(output), name)
     distributed.stop()

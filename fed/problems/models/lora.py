@@ -20,6 +20,8 @@ from symprune.errors import SympruneError
 from symprune.fed.problems.models.module_loss import own_randomness
 
 ADAPTER = "default"  # the name peft gives an adapter that has none
+PREFIX = "base_model.model."  # before the base model's names
+ALPHA = "lora_alpha"  # in the metadata of a file of adapters
 PAST_LAYERS = ("x_proj", "dt_proj", "out_proj")  # of a Mamba mixer, whose kernels take matrices
 
 
@@ -86,6 +88,13 @@ def merge_lora(adapted: Any, parameters: Mapping[str, Tensor] | None = None) -> 
             layer.base_layer.weight += change(layer)
             layer.lora_B[ADAPTER].weight.zero_()  # merged: it must not count twice
     return adapted.unload().requires_grad_(True)
+
+
+def about_adapters(loss: Any) -> dict[str, str] | None:
+    """What a file of a run's parameters must say beside them, if they are adapters."""
+    inner = getattr(loss, "loss", loss)  # behind masks
+    config = getattr(getattr(inner, "module", None), "peft_config", {}).get(ADAPTER)
+    return None if config is None else {ALPHA: repr(float(config.lora_alpha))}
 
 
 def change(layer: Any) -> Tensor:

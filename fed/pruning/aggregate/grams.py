@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning.packed_stats import Part
+from symprune.fed.pruning.aggregate.packed_stats import Part
 from symprune.fed.wire.payload import Expected
 from symprune.stats import SQUARE, ChannelStats, Needs
 
@@ -107,10 +107,18 @@ def to_units(half: Half, lengths: Tensor, bits: int, clients: int) -> Tensor:
 
 def from_units(whole: Tensor, lengths: Tensor, bits: int, clients: int) -> Tensor:
     """A sum of such numbers as fp64 entries. Those on the diagonal are known exactly."""
-    entry = whole.double() * _units(lengths, bits, clients)
+    most = _steps(bits, clients) * (1 + 2.0**-7) + clients  # squares are rounded in another way
+    if bool((whole.double().abs() > most).any()):
+        raise SympruneError("The clients' sum of Gram matrices has entries that none can have.")
+    entry = in_units(whole, lengths, bits, clients)
     row = torch.arange(len(lengths), 0, -1)
     entry[row.cumsum(0) - row] = lengths.double().square()
     return entry
+
+
+def in_units(whole: Tensor, lengths: Tensor, bits: int, clients: int) -> Tensor:
+    """What such numbers mean, one client's or a sum."""
+    return whole.double() * _units(lengths, bits, clients)
 
 
 def _steps(bits: int, clients: int) -> float:
@@ -121,9 +129,14 @@ def _steps(bits: int, clients: int) -> float:
 
 
 def _units(lengths: Tensor, bits: int, clients: int) -> Tensor:
+    return products(lengths) / _steps(bits, clients)
+
+
+def products(lengths: Tensor) -> Tensor:
+    """|x_i| |x_j| on and above the diagonal, row by row."""
     lengths = lengths.double()
     rows = [lengths[row] * lengths[row:] for row in range(len(lengths))]
-    return torch.cat([lengths[:0], *rows]) / _steps(bits, clients)
+    return torch.cat([lengths[:0], *rows])
 
 
 def check_bits(bits: int, clients: int = 1) -> None:
@@ -139,6 +152,8 @@ def with_squares(needs: Needs, wanted: bool) -> Needs:
 
 
 def of_channels(needs: Needs) -> Needs:
-    """The cheapest that tells which matrices share an input."""
-    inputs = frozenset({SQUARE}) if needs.inputs else frozenset[str]()
-    return replace(needs, inputs=inputs)
+    """The cheapest that tells which matrices share an input, and how long their channels are."""
+    squares = frozenset({SQUARE})
+    sides = (squares if side else frozenset[str]() for side in (needs.inputs, needs.outputs))
+    inputs, outputs = sides
+    return replace(needs, inputs=inputs, outputs=outputs)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning import packed_stats
-from symprune.fed.pruning.aggregate import ballots, grams
+from symprune.fed.pruning.aggregate import ballots, grams, packed_stats
+from symprune.fed.pruning.aggregate.packed_stats import Packed, Part
 from symprune.fed.pruning.messages import Settings
-from symprune.fed.pruning.packed_stats import Packed, Part
+from symprune.fed.robust import Defence
 from symprune.fed.secure import masking
 from symprune.stats import TOTAL
 
@@ -33,6 +33,26 @@ def statistics(
     for number in sorted(got):
         reply = got[number]
         total.add(Packed(reply["counts"], reply["values"], reply["rests"]))
+    return total
+
+
+def robust_statistics(parts: Sequence[Part], got: Replies, defence: Defence) -> Packed:
+    """Sums as if every token of every client were one of a trimmed mean's or a geometric median's
+    over clients."""
+    total, at = packed_stats.empty(parts), 0
+    replies = [got[number] for number in sorted(got)]
+    for number, part in enumerate(parts):
+        here = slice(at, at + part.size)
+        at += part.size
+        there = [reply for reply in replies if int(reply["counts"][number, 1])]
+        if not there or not part.size:
+            continue
+        total.counts[number] = torch.stack([r["counts"][number] for r in there]).sum(0)
+        means = [
+            (r["values"][here] + r["rests"][here]) / int(r["counts"][number, 1]) for r in there
+        ]
+        middle = defence.middle(torch.stack(means))
+        total.values[here] = middle * int(total.counts[number, 1])
     return total
 
 

@@ -14,7 +14,14 @@ from symprune import masks
 from symprune.allocate import Measuring
 from symprune.allocate.atp import ATP
 from symprune.allocate.budget import Layer
-from symprune.allocate.search import UNIFORM, Search, candidates, choose
+from symprune.allocate.search import (
+    UNIFORM,
+    Search,
+    candidates,
+    choose,
+    finalists,
+    split_windows,
+)
 from symprune.engine import decide
 from symprune.engine.allocation.trial import Trial
 from symprune.engine.blocks import Blocks
@@ -32,30 +39,29 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Division:
-    """The budget as it was divided. chosen, divergence and share are a search's: which candidate
-    won, and how far each was from the dense model, in nats a token, on every window, with that
-    share of it gone."""
+    """The budget as it was divided. chosen, divergence, first and share are a search's: which
+    candidate won, and how far each was from the dense model, in nats a token, on every window that
+    decided, and on every one at first, with that share of it gone."""
 
     counts: dict[str, int]
     chosen: str = ""
     divergence: dict[str, list[float]] = field(default_factory=dict)
+    first: dict[str, list[float]] = field(default_factory=dict)
     share: float = 1.0
 
     def to_dict(self) -> dict[str, Any] | None:
         """What a search found, for the record."""
         if not self.chosen:
             return None
-        means = {name: fmean(values) for name, values in self.divergence.items()}
-        windows = len(self.divergence.get(UNIFORM, ()))
-        found = {"chosen": self.chosen, "windows": windows, "share": self.share}
-        return {**found, "divergence": means}
+        known = {"chosen": self.chosen, "share": self.share}
+        return {**known, **_means(self.divergence), "first": _means(self.first)}
 
     def notes(self) -> list[str]:
         """What a search found, in a sentence."""
         if not self.divergence:
             return []
         means = {name: fmean(values) for name, values in self.divergence.items()}
-        of, equal = f"{len(means)} allocations", means[UNIFORM]
+        of, equal = f"{len({**self.first, **means})} allocations", means[UNIFORM]
         if self.share < 1:
             of += f", tried with {100 * self.share:g} % of the weights they take gone,"
         if self.chosen == UNIFORM:
@@ -67,6 +73,11 @@ class Division:
             f"Of {of} {self.chosen} was the nearest to the dense model: {means[self.chosen]:.3g} "
             f"nats a token, {equal:.3g} with equal shares for all layers."
         ]
+
+
+def _means(divergence: dict[str, list[float]]) -> dict[str, Any]:
+    means = {name: fmean(values) for name, values in divergence.items()}
+    return {"windows": len(divergence.get(UNIFORM, ())), "divergence": means}
 
 
 def divide_budget(
@@ -92,10 +103,17 @@ def divide_budget(
     tried = candidates(layers, sparsity)
     if len(tried) == 1:
         return Division(tried[UNIFORM], UNIFORM)
-    milder = {name: chosen.milder(counts) for name, counts in tried.items()}
-    divergence = Trial(layout, blocks, milder, norms, recipe.group).run(windows, watch, tell)
+
+    def measure(some: dict[str, dict[str, int]], windows: Tensor) -> dict[str, list[float]]:
+        milder = {name: chosen.milder(counts) for name, counts in some.items()}
+        return Trial(layout, blocks, milder, norms, recipe.group).run(windows, watch, tell)
+
+    looking, deciding = split_windows(windows)
+    first = measure(tried, looking)
+    left = finalists(tried, first, layers, sparsity)
+    divergence = measure(left, deciding)
     best = choose(divergence)
-    return Division(tried[best], best, divergence, chosen.share)
+    return Division(left[best], best, divergence, first, chosen.share)
 
 
 def _measure(

@@ -132,13 +132,10 @@ def _check_memory(dense: Activations, count: int) -> str:
     """What the candidates' hidden states take, as a sentence; an error when it is too much."""
     hidden = dense.hidden
     needed, free = count * hidden.numel() * hidden.element_size(), memory.free(hidden.device)
+    what = f"{count} allocations on {len(dense)} window{'' if len(dense) == 1 else 's'}"
     if needed > free and dense.arguments.in_memory:
         raise SympruneError(
-            f"The hidden states of {count} allocations on {len(dense)} windows need "
-            f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; pass --offload-activations, or "
-            "fewer windows in the recipe's allocate."
+            f"The hidden states of {what} need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+            "free; pass --offload-activations, or fewer windows in the recipe's allocate."
         )
-    return (
-        f"Trying {count} allocations on {len(dense)} windows: {needed / 1e6:,.0f} MB for their "
-        "hidden states"
-    )
+    return f"Trying {what}: {needed / 1e6:,.0f} MB for their hidden states"

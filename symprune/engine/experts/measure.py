@@ -17,14 +17,16 @@ from symprune.experts import score
 
 @dataclass
 class Load:
-    """Of each expert of a layer: how many tokens came to it, and the sum of what they say of it."""
+    """Of each expert of a layer: how many tokens came to it, the sum of the router's weights they
+    came with, and the sum of what they say of it."""
 
     tokens: list[int]
+    gates: list[float]
     sums: list[float]
 
     @classmethod
     def empty(cls, count: int) -> Load:
-        return cls([0] * count, [0.0] * count)
+        return cls([0] * count, [0.0] * count, [0.0] * count)
 
     @property
     def scores(self) -> list[float]:
@@ -53,8 +55,10 @@ def _adder(load: Load) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         for number in torch.unique(picked).tolist():
             tokens, places = torch.where(picked == number)
             outputs = _run_expert(experts, hidden[tokens], number, gates)
-            found = score(gates[tokens, places], outputs).cpu().double()
+            weights = gates[tokens, places]
+            found = score(weights, outputs).cpu().double()
             load.tokens[number] += len(found)
+            load.gates[number] += float(weights.double().sum())
             load.sums[number] += float(found.sum())
 
     return add

@@ -315,7 +315,9 @@ def summary(layers: list[LayerReport]) -> list[str]:
     if not known:
         return []
     before, after = (sum(layer.figures[name] for layer in known) for name in (BEFORE, AFTER))
+    was, now = (f"{100 * score / len(known):.1f} %" for score in (before, after))
+    rose = f"rose from {was} to {now}" if was != now else f"stayed at {was}"
     return [
         f"The input channels of {len(known)} of {len(layers)} matrices were permuted: the retained "
-        f"score rose from {100 * before / len(known):.1f} % to {100 * after / len(known):.1f} %."
+        f"score {rose}."
     ]

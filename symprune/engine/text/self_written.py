@@ -23,7 +23,8 @@ from symprune.recipe import Recipe
 
 BEGINNING = 32  # tokens of calibration text that a window begins with, at most a quarter of it
 TRIED = 8  # tokens, to say how long the others will take
-AT_ONCE = 16  # windows, always: another number would round, and so write, otherwise
+AT_ONCE = 24  # windows at most, whatever the machine: another number would round otherwise
+CACHE = 2**32  # bytes of keys and values at most, but for one window
 
 Tell = Callable[[str], None]
 
@@ -45,7 +46,8 @@ def write_from_nothing(
     long it will take, as the first steps took."""
     check_can_write(model)
     begun = torch.full((count, 1), first)
-    tried, batches = begun[:AT_ONCE], -(-count // AT_ONCE)
+    at_once = windows_at_once(model, length)
+    tried, batches = begun[:at_once], -(-count // at_once)
     if length > TRIED:
         _write(model, tried, TRIED, seed)  # the first call is slower than those that follow
         start = time.perf_counter()
@@ -62,9 +64,31 @@ def _write(model: Any, begun: Tensor, length: int, seed: int) -> Tensor:
     written: list[Tensor] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
-        for some in begun.split(AT_ONCE):
+        for some in begun.split(windows_at_once(model, length)):
             written.append(_continue(model, some.to(device), length - some.shape[1]).cpu())
     return torch.cat(written)
+
+
+def windows_at_once(model: Any, length: int, dtype: torch.dtype | None = None) -> int:
+    """How many windows are written together: as many as have room for their keys and values."""
+    return max(1, min(AT_ONCE, CACHE // max(1, size_of_cache(model, length, dtype))))
+
+
+def size_of_cache(model: Any, length: int, dtype: torch.dtype | None = None) -> int:
+    """Bytes of a window's keys and values, as attention in every block would keep them, in the type
+    of the model's weights or another."""
+    config = model.config.get_text_config()
+    known = {
+        name: getattr(config, name, None)
+        for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    }
+    layers, hidden, heads = (v if isinstance(v, int) and v > 0 else 1 for v in known.values())
+    kept, wide = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
+    width = (kept if isinstance(kept, int) else heads) * (
+        wide if isinstance(wide, int) else hidden // heads
+    )
+    stored: torch.dtype = dtype or model.get_input_embeddings().weight.dtype
+    return 2 * layers * width * length * stored.itemsize
 
 
 def first_token(tokenizer: Any) -> int:

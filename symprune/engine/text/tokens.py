@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symprune.allocate.search import Search
+from symprune.allocate.search import CANDIDATES, Search, split_windows
 from symprune.calibration import begin_with, calibration_tokens, held_out_tokens
 from symprune.engine.text import bos
 from symprune.engine.text.bos import Bos
@@ -88,6 +88,13 @@ def draw_tokens(
 def windows_to_try(recipe: Recipe) -> int:
     """How many windows allocations are tried on."""
     return recipe.allocation.windows if isinstance(recipe.allocation, Search) else 0
+
+
+def tries(recipe: Recipe) -> list[tuple[int, int]]:
+    """How many windows are tried on, and how many allocations, in one round after the other."""
+    windows = windows_to_try(recipe)
+    parts = split_windows(torch.empty(windows)) if windows else ()
+    return [(len(part), count) for part, count in zip(parts, CANDIDATES, strict=False)]
 
 
 def take_windows(

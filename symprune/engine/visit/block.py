@@ -41,6 +41,12 @@ class Visit:
 
     def __call__(self, index: int, block: nn.Module) -> None:
         """Nothing of a block is still held when the next one is entered."""
+        pruned = self.work(index, block)
+        with self._time("keep"):
+            self.blocks.finish(index, self.report, pruned, self.streams.leading)
+
+    def work(self, index: int, block: nn.Module) -> PrunedBlock:
+        """The block is pruned, and the hidden states are those behind it."""
         found, streams = self.blocks.layout.matrices(index), self.streams
         last = index + 1 == len(self.blocks)
         before = len(self.report.layers)
@@ -55,8 +61,12 @@ class Visit:
         if streams.pruned is not None and not last:
             with self._time("advance"):
                 streams.pruned.advance(index, block, self._ticker("advance", index))
-        with self._time("keep"):
-            self.blocks.finish(index, self.report, pruned, streams.leading)
+        return pruned
+
+    def tell_done(self, index: int) -> None:
+        """The block is finished."""
+        samples = 0 if self.streams.leading is None else len(self.streams.leading)
+        self.watch("done", index, len(self.blocks), samples, samples, "")
 
     def _prune_groups(self, index: int, block: nn.Module, found: list[Matrix]) -> PrunedBlock:
         """Measure and prune the block, all of it or group by group. Before its last weights change,

@@ -14,7 +14,7 @@ from symprune.runtime.layout import BITS
 from symprune.runtime.tiles import GROUP
 
 RECIPES = ("fast", "balanced")  # of those that ship, what takes one pass or a few
-KINDS = (None, "int8", "int4")
+KINDS = (None, "int8", "int4", "int3")  # from wide to narrow
 AMOUNTS = tuple(step / 20 for step in range(17))  # 0, 5 %, ... 80 %
 SCALE_BITS = 16
 
@@ -91,15 +91,16 @@ class Choice:
 
 def small_enough(weights: Weights, most: float) -> list[Choice]:
     """Of every type of values the least amount that takes at most so many bytes, by every recipe;
-    with all weights kept, the recipe does not matter."""
+    with all weights kept, the recipe does not matter, and narrower values are no better."""
     found = []
     for kind in KINDS:
         fits = (Choice(RECIPES[-1], amount, kind) for amount in AMOUNTS)
         first = next((choice for choice in fits if choice.bytes(weights) <= most), None)
         if first is None or (first.sparsity == 0 and kind is None):
             continue
-        recipes = RECIPES[-1:] if first.sparsity == 0 else RECIPES
-        found += [Choice(recipe, first.sparsity, kind) for recipe in recipes]
+        if first.sparsity == 0:
+            return [*found, Choice(RECIPES[-1], 0.0, kind)]
+        found += [Choice(recipe, first.sparsity, kind) for recipe in RECIPES]
     return found
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine.experts.mixtures import plan_drop
 from symprune.engine.predictions import step_between
-from symprune.engine.text.self_written import count_unwritten
-from symprune.jobs.estimate.forecast import Forecast, attempt
+from symprune.engine.text import self_written
+from symprune.jobs.estimate.forecast import OFFLOAD, Forecast, attempt
 from symprune.jobs.estimate.loaded import count_words, sizes_of
 from symprune.jobs.estimate.opening import Opened, choose_files, find_stored_dtype, open_model
 from symprune.jobs.estimate.room import count_memory
@@ -90,7 +90,8 @@ def forecast_pruning(
         of_blocks=len(streamed),
         samples=samples,
         written=recipe.self_samples or 0,
-        unwritten=0 if tokens is None else count_unwritten(tokens, texts.watched),
+        unwritten=0 if tokens is None else self_written.count_unwritten(tokens, texts.watched),
+        together=self_written.windows_at_once(streamed.model, seqlen, streamed.compute),
         held_out=watched,
         windows=windows,
         measured=1 if finished else 2,
@@ -114,20 +115,23 @@ def forecast_pruning(
     timed = time_block(streamed, probe, recipe, report_error, clock, head=head)
     seconds = count_steps(recipe, work, timed)
     sizes = sizes_of(streamed, timed, seqlen, held)
-    mine = -(-(samples + work.written) // work.processes)
+    sharing = 1 if recipe.trains_apart else work.processes
+    mine = -(-(samples + work.written) // sharing)
     peak = count_memory(
         recipe, sizes,
-        samples=mine, held_out=-(-watched // work.processes), report_error=report_error,
+        samples=mine, held_out=-(-watched // sharing), report_error=report_error,
         at_once=min(work.at_once, -(-windows // work.processes)),
         states_in_memory=not offloaded, grams_in_memory=gram_device != "disk",
         writes=shown + work.unwritten > 0,
+        cache=min(work.together, work.written + work.unwritten)
+        * self_written.size_of_cache(streamed.model, seqlen, streamed.compute),
     )  # fmt: skip
     if offloaded:
         disk += (mine + watched) * sizes.window
     where = why(streamed.at, device, streamed.compute, streamed.dtype)
     return Forecast(
         describe(recipe, work), where, Capacity.of(folder, streamed.at), seconds.steps,
-        spent + clock() - begun, peak, held, disk,
+        spent + clock() - begun, peak, held, disk, OFFLOAD,
     )  # fmt: skip
 
 

@@ -8,9 +8,8 @@ from symprune.engine import decide
 from symprune.engine.predictions import size_of_predictions
 from symprune.engine.reconstruct import COPIES, ROUNDED
 from symprune.engine.text.self_written import AT_ONCE
-from symprune.engine.text.tokens import windows_to_try
+from symprune.engine.text.tokens import tries
 from symprune.gram import memory_of
-from symprune.jobs.estimate.work import CANDIDATES
 from symprune.recipe import Recipe
 from symprune.stats import DRIFT
 
@@ -52,9 +51,10 @@ def count_memory(
     states_in_memory: bool = True,
     grams_in_memory: bool = True,
     writes: bool = False,
+    cache: int = 0,
 ) -> int:
     """The most bytes the run will hold. samples and held_out are those of one process; writes: the
-    whole model continues text."""
+    whole model continues text; cache: of keys and values, where it writes text to calibrate on."""
     needs, trained = decide.needs(recipe, report_error), recipe.reconstruction
     watching = held_out if needs.gram or trained is not None else 0
     copies = int(recipe.follows_pruned) + int(recipe.follows_dense)
@@ -80,11 +80,11 @@ def count_memory(
     logits = LOGITS * 4 * sizes.seqlen * sizes.vocabulary
     if at_once:
         stages.append(sizes.around + at_once * sizes.window * states_in_memory + logits)
-    if windows_to_try(recipe):
-        tried = (CANDIDATES + 1) * windows_to_try(recipe) * sizes.window * states_in_memory
-        stages += [walk + tried + CANDIDATES * 4 * sizes.largest, sizes.around + tried + logits]
+    for windows, count in tries(recipe):
+        tried = (count + 1) * windows * sizes.window * states_in_memory
+        stages += [walk + tried + count * 4 * sizes.largest, sizes.around + tried + logits]
     if writes:
         stages.append(sizes.blocks + sizes.around)
     if recipe.self_samples:
-        stages.append(sizes.blocks + sizes.around + AT_ONCE * sizes.window * 2)
+        stages.append(sizes.blocks + sizes.around + AT_ONCE * sizes.window * 2 + cache)
     return max(sizes.most, sizes.held + max(stages))

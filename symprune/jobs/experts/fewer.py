@@ -18,16 +18,15 @@ from torch import Tensor
 
 from symprune.checkpoint.load import load_model
 from symprune.checkpoint.output_folder import files_around
-from symprune.engine import forward
 from symprune.engine.arguments import Allocate
 from symprune.engine.experts.drop import check_processes, describe, kept_of, take_out
-from symprune.engine.experts.measure import Load, watching
-from symprune.engine.experts.mixtures import COUNTS, TOP_K, Plan, find_mixtures, plan_drop
+from symprune.engine.experts.mixtures import COUNTS, TOP_K, Plan, plan_drop
 from symprune.engine.text import bos
 from symprune.errors import SympruneError
 from symprune.experts import Drop
 from symprune.jobs import streamed_perplexity
 from symprune.jobs.estimate.opening import Opened, open_folder
+from symprune.jobs.experts.load import pass_through
 from symprune.jobs.preparation import Request
 from symprune.jobs.texts import Texts
 from symprune.machine import durable, memory
@@ -92,7 +91,7 @@ def open_fewer(
         weights = sum(p.numel() for p in streamed.model.parameters()) * streamed.dtype.itemsize
         _check_room(weights)
         tell(f"Measuring {plan.count} experts a layer on {len(tokens)} windows")
-        described = describe(plan, _measure(whole, plan, tokens, allocate))
+        described = describe(plan, pass_through(streamed, plan.count, tokens, allocate))
         tell(
             f"Writing the model with {plan.left} of {plan.count} experts a layer; for that it is "
             f"in memory as a whole, {weights / 1e6:,.1f} MB"
@@ -110,22 +109,6 @@ def _check_room(size: int) -> None:
             f"To drop experts the model must be in memory as a whole: {size / 1e9:.1f} GB, "
             f"{free / 1e9:.1f} GB are free."
         )
-
-
-def _measure(
-    whole: Opened, plan: Plan, tokens: Tensor, allocate: Allocate | None
-) -> dict[str, Load]:
-    """What passes the experts of the dense model, read block by block."""
-    streamed, loads = whole.streamed, dict[str, Load]()
-    with forward.ready(streamed.model):
-        with streamed.around():
-            activations = forward.embed(streamed.layout, tokens, allocate=allocate)
-        for index in range(len(streamed)):
-            with streamed.block(index) as block:
-                prefix = f"{streamed.layout.prefix}.{index}."
-                with watching(find_mixtures(block, plan.count, prefix), loads):
-                    activations.advance(index, block)
-    return loads
 
 
 def _write(

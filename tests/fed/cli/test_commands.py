@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,13 @@ from typer.testing import CliRunner
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, options_of
+from symprune.fed.cli import main
 from symprune.fed.cli.deploy import bill_table
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
+from symprune.fed.remote.job import TrainingJob
+from symprune.fed.simulate import Pace
+from symprune.jobs.estimate.forecast import Forecast
 from symprune.machine import durable
 from symprune.maskset import MaskSet
 
@@ -43,6 +48,47 @@ def test_an_owner_makes_a_key_of_its_own(tmp_path: Path) -> None:
         invoke("node-key", str(tmp_path / "node-0.key"))
     with pytest.raises(SympruneError, match="is to hold a private key"):
         invoke("node-key", str(tmp_path / "other.pub"))
+
+
+RUN = ("run", "--algorithm", "sparse-proxskip", "--data", "digits", "--set", "gamma=0.3")
+
+
+def test_a_run_says_first_what_it_takes(tmp_path: Path) -> None:
+    said = invoke(*RUN, "--rounds", "7")
+    assert said.index("Takes about") < said.index("rounds: 7 of 7")
+    assert "clients), 7 rounds, on cpu (as asked for)" in " ".join(said.split())
+
+
+def test_a_dry_run_of_a_run_does_three_turns_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Forecast] = []
+    monkeypatch.setattr(main, "show_forecast", lambda found, _: told.append(found))
+    checkpoint = tmp_path / "state"
+    invoke(*RUN, "--rounds", "5000", "--evaluate-every", "10", "--dry-run",
+           "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out"))  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+    (found,) = told
+    assert set(found.seconds) == {"rounds", "evaluations"} and min(found.seconds.values()) > 0
+    assert found.disk > 10 * 64 * 4 and found.memory >= found.held > 0
+
+
+def test_a_comparison_is_foreseen_from_the_turns_of_each_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "problem: {data: digits, clients: 4}\nrounds: 50\nseeds: [0, 1]\nalgorithms:\n"
+        "  - fedavg\n  - {algorithm: fedavg, label: tuned, tune: {gamma: [0.05, 0.1, 0.2]}}\n"
+    )
+    told: list[Forecast] = []
+    monkeypatch.setattr(main, "show_forecast", lambda found, _: told.append(found))
+    paced = Pace(turn=2.0, evaluation=0.5, turns=0, evaluations=0)
+    monkeypatch.setattr("symprune.fed.cli.forecast._time", lambda *_: paced)
+    out = tmp_path / "out"
+    invoke("compare", str(tmp_path / "plan.yaml"), "--output", str(out), "--dry-run")
+    assert not out.exists()
+    seconds = told[0].seconds
+    assert seconds == {"fedavg": 2 * 50 * 2.5, "tuned": (2 + 3) * 50 * 2.5}
 
 
 def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> None:
@@ -88,6 +134,47 @@ def test_a_run_with_masks_writes_a_model_with_their_zeros(tmp_path: Path) -> Non
     assert torch.equal(weight != 0, masks["weight"] & (weight != 0)) and bool(weight.any())
     with pytest.raises(SympruneError, match="There are no masks at nowhere"):
         invoke(*command, "--masks", "nowhere")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_gap_is_that_to_the_central_optimum_whatever_a_run_computes_in(
+    dtype: str, tmp_path: Path
+) -> None:
+    command = ("run", "--algorithm", "gd", "--data", "breast-cancer", "--clients", "2", "--quiet")
+    options = ("--l2", "0.1", "--rounds", "60", "--dtype", dtype, "--gap")
+    invoke(*command, *options, "--output", str(tmp_path))
+    history = json.loads((tmp_path / "history.json").read_text())["history"]
+    assert history[0]["gap"] > 0.1 and abs(history[-1]["gap"]) < 1e-2 * history[0]["gap"]
+    assert history[-1]["distance"] < 0.2 * history[0]["distance"]
+
+
+def test_exempt_parameters_are_not_in_the_model_that_is_trained_and_sent(tmp_path: Path) -> None:
+    command = ("run", "--algorithm", "fedavg", "--model", "mlp:8", "--clients", "2", "--quiet")
+    gamma = ("--set", "gamma=0.1", "--set", "p=1", "--rounds", "2", "--evaluate-every", "0")
+    invoke(*command, *gamma, "--exempt", "*.bias", "--output", str(tmp_path))
+    trained = load_file(tmp_path / "model.safetensors")
+    assert sorted(trained) == ["1.weight", "3.weight"]
+    bill = json.loads((tmp_path / "history.json").read_text())["bill"]
+    values = 4 * sum(tensor.numel() for tensor in trained.values())
+    assert values < bill["up"]["per client and round"] < values + 20
+    for model, culprit in (("mlp:8", r"called '\*norm\*'"), ("softmax", "softmax is one tensor")):
+        with pytest.raises(SympruneError, match=culprit):
+            invoke(*command[:3], "--model", model, *gamma, "--exempt", "*norm*")
+
+
+def test_a_plan_and_a_job_may_exempt_parameters_and_a_wrong_list_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    entry = "algorithms: [{algorithm: fedavg, gamma: 0.1, p: 1}]"
+    problem = "data: digits, model: 'mlp:8', clients: 2"
+    file.write_text(f"problem: {{{problem}, exempt: ['*.bias']}}\nrounds: 1\n{entry}\n")
+    invoke("compare", str(file), "--output", str(tmp_path / "o"))
+    history = json.loads((tmp_path / "o" / "histories.json").read_text())["fedavg"][0]
+    assert history[-1]["paper_bits_up"] == 32 * (64 * 8 + 8 * 10)
+    job = TrainingJob("fedavg", problem={"model": "mlp:8", "clients": 2, "exempt": ["*.bias"]})
+    assert job.client_problem(1).dimension == 64 * 8 + 8 * 10
+    for wrong in ("*.bias", [3], {"a": 1}):
+        with pytest.raises(SympruneError, match="exempt is a list of patterns"):
+            replace(job, problem={**job.problem, "exempt": wrong}).whole_problem()
 
 
 def test_a_plan_may_have_masks(tmp_path: Path) -> None:
@@ -236,8 +323,8 @@ def test_bad_input_is_one_sentence_that_names_the_culprit(
         (("--port", "0"), "Port 0 is not between"),
         (("--node-port", "65535"), "Port 65536 is not between"),
         (("--timeout", "-5"), "timeout must be above 0"),
-        (("--clients", "-1"), "a client at least, not -1"),
-        (("--clients", "0"), "a client at least, not 0"),
+        (("--clients", "-1"), "1 to 16,384 clients that are machines, not -1"),
+        (("--clients", "0"), "1 to 16,384 clients that are machines, not 0"),
         (("--seed", "-1"), "A seed is from 0"),
         (("--l2", "-1"), "l2 must be 0 or more"),
         (("--folder", "file"), "is a file, not a folder"),

@@ -41,6 +41,11 @@ def test_it_leaves_the_checkpoint_central_pruning_leaves(tiny_folder: Path, tmp_
     symprune("prune", *shared, "--output", tmp_path / "central")
     shown = symprune("fed", "prune", *shared, "--clients", "3", "--output", tmp_path / "federated")
     assert "Traffic of 3 clients" in shown and "the weights would be" in shown
+    told = " ".join(shown.split())
+    assert "Half the weights gone (2:4), perplexity" in told
+    assert "3 clients kept their text and exchanged" in told
+    assert "% of what the weights would take." in told
+    assert f"symprune report {tmp_path / 'federated'}" in told
     names = [{path.name for path in (tmp_path / d).iterdir()} for d in ("central", "federated")]
     assert names[0] == names[1]
     central, federated = (MaskSet.load(tmp_path / d) for d in ("central", "federated"))

@@ -319,7 +319,7 @@ def test_a_round_finishes_without_a_killed_supernode_and_it_comes_back(
         deployment.start_node(1)
         until(deployment.finished)
     there = snapshot.load(tmp_path / "server" / "state.safetensors")
-    assert min(record["replies"] for record in there.history) == 1
+    assert min(record["replies"] for record in there.history[1:]) == 1
     assert there.history[-1]["replies"] == 2
     rows = [
         client_state(tmp_path / f"client-{i}", there.run, int(there.client["counted"][i]))

@@ -5,23 +5,35 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import signal
+import ssl
 import stat
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import torch
 from machines import job, run
 
 from symprune.errors import SympruneError
-from symprune.fed.owner.audit import audited
+from symprune.fed.owner.audit import audited, check_log
+from symprune.fed.owner.ledger import Ledger
 from symprune.fed.owner.policy import Policy
+from symprune.fed.privacy import Release
+from symprune.fed.pruning import messages
 from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.metrics import prometheus
+from symprune.fed.remote.sentences import _head as read_head_of
+from symprune.fed.remote.sentences import sentence
+from symprune.fed.remote.transport import refusal_in
+from symprune.fed.wire.envelope import Letter
+from symprune.fed.wire.payload import encode_message
 
 if TYPE_CHECKING:
     from symprune.fed.flower.deploy import Deployment
@@ -41,6 +53,14 @@ def mode(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
 
 
+def write(folder: Path, number: int) -> None:
+    """What one of several processes writes."""
+    for i in range(12):
+        Ledger(folder / "ledger.jsonl", 1e6, 1e-5).spend(Release(1.0, 9.0), "x", f"{number} {i}")
+        who = {"client": number, "why": "x" * 3000}
+        audited(lambda: b"", bytes(1000 + i), folder, {}, who)
+
+
 def test_an_audit_log_says_who_asked_what_and_what_was_answered(tmp_path: Path) -> None:
     for asked in (b"first", b"second"):
         assert audited(lambda: b"reply", asked, tmp_path / "node", {}, WHO) == b"reply"
@@ -50,6 +70,57 @@ def test_an_audit_log_says_who_asked_what_and_what_was_answered(tmp_path: Path) 
     assert (first["from"], first["asked_bytes"], first["answered_bytes"]) == (7, 5, 5)
     assert mode(tmp_path / "node" / "audit.jsonl") == 0o600
     assert b"reply" not in (tmp_path / "node" / "audit.jsonl").read_bytes()
+
+
+def test_an_audit_log_says_in_words_what_was_asked_and_answered(tmp_path: Path) -> None:
+    header = {"kind": "turn", "turn": 4, "algorithm": "fedavg", "work": True, "problem": {}}
+    asked, done = Letter(header).pack(), Letter({"status": "done", "turn": 4}).pack()
+    heads = messages.head(messages.ROUND, 3, 0, 2), messages.head(messages.GRAMS, 3, 0, 9)
+    pairs = [(asked, done), *((messages.write(head), messages.write(head)) for head in heads)]
+    odd = Letter({**header, "algorithm": "x\n" * 99, "turn": 10**400}).pack()
+    for question, reply in (*pairs, (odd, b"")):
+        audited(partial(bytes, reply), question, tmp_path, {}, WHO, sentence)
+    said = [(entry["what"], entry["with"]) for entry in entries(tmp_path / "audit.jsonl")]
+    assert said[0] == ("work in round 4 of fedavg", "done in round 4")
+    assert said[1] == ("the statistics of block 3",) * 2
+    assert said[2] == ("the Gram matrices of block 3",) * 2
+    assert said[3][1] == "bytes that are no message" and "\n" not in said[3][0]
+    assert len(said[3][0]) < 99
+
+
+@pytest.mark.parametrize("places", [(), (1,), (1, 2, 3, 7), tuple(range(8))])
+def test_a_head_is_read_without_torch_as_with_it(places: tuple[int, ...]) -> None:
+    head = torch.zeros(8, dtype=torch.int64).index_fill(0, torch.tensor(places).long(), 2)
+    data = encode_message({"head": head, "more": torch.ones(3)})
+    assert read_head_of(data) == head.tolist()
+
+
+@pytest.mark.parametrize("damage", ["changed", "left out", "exchanged", "torn in the middle"])
+def test_an_audit_log_that_was_changed_shows_it(damage: str, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    for number in range(4):
+        audited(lambda: b"", bytes(number), tmp_path, {}, WHO)
+    assert check_log(file) == 4
+    lines = file.read_text().splitlines(keepends=True)
+    changed = {
+        "changed": [lines[0], lines[1].replace(" ", "  ", 1), *lines[2:]],
+        "left out": [lines[0], *lines[2:]],
+        "exchanged": [lines[0], lines[2], lines[1], lines[3]],
+        "torn in the middle": [lines[0], lines[1][:20] + "\n", *lines[2:]],
+    }[damage]
+    file.write_text("".join(changed))
+    with pytest.raises(SympruneError, match=r"line \d of the audit log"):
+        check_log(file)
+
+
+def test_an_audit_log_goes_on_behind_a_line_that_a_crash_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    audited(lambda: b"", b"", tmp_path, {}, WHO)
+    file.write_bytes(file.read_bytes() + b'{"time": "2')
+    audited(lambda: b"", b"", tmp_path, {}, WHO)
+    assert json.loads(file.read_text().splitlines()[-1])["client"] == 0
+    with pytest.raises(SympruneError, match="line 2 of the audit log"):
+        check_log(file)
 
 
 def test_a_refusal_is_in_the_audit_log_too_where_the_policy_wants_it(tmp_path: Path) -> None:
@@ -63,6 +134,33 @@ def test_a_refusal_is_in_the_audit_log_too_where_the_policy_wants_it(tmp_path: P
         audited(refuse, b"asked", tmp_path / "node", config, WHO)
     (entry,) = entries(tmp_path / "log")
     assert "so it is" in str(entry["refused"]) and "answered" not in entry
+    said = Letter({"status": "error", "reason": "No, since it is so."}).pack()
+    audited(lambda: said, b"asked", tmp_path / "node", config, WHO, sentence, refusal_in)
+    entry = entries(tmp_path / "log")[-1]
+    assert entry["refused"] == "No, since it is so." and "answered" in entry
+
+
+def test_processes_that_write_one_audit_log_and_ledger_at_once_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    """Four processes, twelve releases each: every line is there, behind the one before."""
+    context = multiprocessing.get_context("fork")
+    started = [context.Process(target=write, args=(tmp_path, number)) for number in range(4)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * 4
+    audit = entries(tmp_path / "audit.jsonl")
+    assert sorted((e["client"], e["asked_bytes"]) for e in audit) == [
+        (number, 1000 + i) for number in range(4) for i in range(12)
+    ]
+    assert check_log(tmp_path / "audit.jsonl") == 48
+    ledger = Ledger(tmp_path / "ledger.jsonl", 1e6, 1e-5)
+    lines = entries(ledger.file)
+    assert len(lines) == 48 and [line["entry"] for line in lines] == list(range(48))
+    assert [line["before"] for line in lines[1:]] == [line["hash"] for line in lines[:-1]]
+    assert ledger.spent() > 0  # reads it with all of its checks
 
 
 def test_what_cannot_be_written_down_is_not_answered(tmp_path: Path) -> None:
@@ -106,6 +204,54 @@ def test_rotated_keys_are_new_and_the_authority_stays(tmp_path: Path) -> None:
     assert all(mode(file) == 0o600 for file in keys.glob("*.key"))
     make(tmp_path).rotate_keys()
     assert json.loads((tmp_path / "nodes.json").read_text()) == [-11, -12]
+
+
+def accepts(keys: Path, authority: bytes) -> bool:
+    """Whether who has these authorities' certificates talks to the server, by a handshake of TLS
+    in memory."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(keys / "superlink.crt", keys / "superlink.key")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(cadata=authority.decode())
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(back, there, server_hostname="localhost"),
+        server.wrap_bio(there, back, server_side=True),
+    ]
+    done = [False, False]
+    while not all(done):
+        for number, end in enumerate(ends):
+            try:
+                end.do_handshake()
+                done[number] = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError:
+                return False
+    return True
+
+
+@needs_flower
+def test_an_authority_is_followed_by_another_and_both_are_accepted_for_a_time(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path).prepare()
+    keys = tmp_path / "keys"
+    old = (keys / "ca.crt").read_bytes()
+    assert accepts(keys, old)
+    assert not make(tmp_path).rotate_authority()
+    both = (keys / "ca.crt").read_bytes()
+    assert both.startswith(old) and both.count(b"BEGIN CERTIFICATE") == 2
+    assert accepts(keys, old) and accepts(keys, both)  # the server's is the old one's still
+    make(tmp_path).rotate_keys()
+    assert accepts(keys, old) and accepts(keys, both)
+    assert make(tmp_path).rotate_authority()
+    new = (keys / "ca.crt").read_bytes()
+    assert new == both.removeprefix(old)
+    assert accepts(keys, both) and accepts(keys, new) and not accepts(keys, old)
+    make(tmp_path).rotate_keys()
+    assert accepts(keys, both) and accepts(keys, new) and not accepts(keys, old)
+    assert not list(keys.glob("next-*")) and mode(keys / "ca.key") == 0o600
 
 
 @needs_flower
@@ -203,6 +349,42 @@ def test_a_deployment_that_is_told_to_stop_again_and_again_leaves_no_process_beh
     assert mode(tmp_path / "fed" / "logs" / "superlink.log") == 0o600
 
 
+@needs_flower
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_process_is_started_ends_that_process_too(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the process and the name it is known by there is no moment to be interrupted in."""
+    from symprune.fed.flower import deploy
+
+    class Asked(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            for again in (number, signal.SIGINT, number):
+                signal.raise_signal(again)
+
+    made = make(tmp_path)
+    monkeypatch.setattr(deploy.subprocess, "Popen", Asked)
+    monkeypatch.setattr(
+        deploy.Deployment,
+        "start",
+        lambda self: self._start("superlink", "127.0.0.1", self.port,
+                                 ["python", "-c", "import time; time.sleep(600)"]),
+    )  # fmt: skip
+    monkeypatch.setattr(deploy.Deployment, "_started", lambda self, process: False)
+    known: list[subprocess.Popen[bytes]] = []
+    ended = deploy.Deployment.kill
+
+    def kill(self: deploy.Deployment, name: str, how: signal.Signals) -> None:
+        known.append(self.processes[name])
+        ended(self, name, how)
+
+    monkeypatch.setattr(deploy.Deployment, "kill", kill)
+    with pytest.raises(SystemExit), deploy.running(made):
+        pytest.fail("it was told to stop")  # pragma: no cover
+    assert [process.poll() is not None for process in known] == [True]
+
+
 AT_ONCE = """
 import subprocess, sys, time
 from symprune.fed.flower.deploy import running
@@ -279,3 +461,14 @@ def test_a_superlink_keeps_its_database_private_and_takes_rotated_keys(tmp_path:
         second.start_node(0)
     finally:
         second.stop()
+    third, authorities = make(tmp_path), tmp_path / "keys" / "ca.crt"
+    assert not third.rotate_authority()
+    both = authorities.read_bytes()
+    assert third.rotate_authority() and authorities.read_bytes() != both
+    authorities.write_bytes(both)  # as whoever has not taken the last one yet
+    try:
+        third.start_superlink()
+        assert third.register() == after
+        third.start_node(0)
+    finally:
+        third.stop()

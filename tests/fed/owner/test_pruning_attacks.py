@@ -98,7 +98,7 @@ def test_a_client_that_insists_on_noise_sends_nothing_that_gets_none(how: str) -
     [
         ({"jobs": ("training",)}, "no pruning is allowed"),
         ({"algorithms": ("votes",)}, "statistics is not among"),
-        ({"least_samples": 5}, "4 samples are fewer than 5"),
+        ({"least_samples": 5}, "its samples are fewer than 5"),
         ({"least_clients": 3}, "2 clients are fewer than 3"),
         ({"protection": "secure-sum"}, "not protected, it asks for secure-sum"),
     ],

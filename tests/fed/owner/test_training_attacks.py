@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from symprune.errors import SympruneError
 from symprune.fed.algorithms import build
 from symprune.fed.owner.ledger import Ledger
 from symprune.fed.owner.policy import Policy
-from symprune.fed.remote.client import answer
+from symprune.fed.remote.client import UNTOLD, answer
 from symprune.fed.remote.transport import Node
 from symprune.fed.wire.envelope import Header, Letter, unpack
 from symprune.fed.wire.payload import encode_message
@@ -37,14 +39,25 @@ def node(tmp_path: Path) -> Node:
 
 def ask(node: Node, algorithm: str = "ldp-fedp3", run: str = "a", **header: Any) -> Header:
     """What the client says to a first turn of a run."""
-    about: dict[str, Any] = {"kind": "turn", "run": run, "n": 2, "turn": 0, "counted": -1}
     options = {**OPTIONS, **header.pop("options", {})} if algorithm == "ldp-fedp3" else {}
     options = options or header.pop("options", {"gamma": 0.1})
+    return unpack(answer(turn(algorithm, options, run=run, **header), node)).header
+
+
+def turn(algorithm: str, options: dict[str, Any], run: str = "a", **header: Any) -> bytes:
+    """The letter of a first turn."""
+    about: dict[str, Any] = {"kind": "turn", "run": run, "n": 2, "turn": 0, "counted": -1}
     problem = {"data": "libsvm:there.txt", "model": "logistic", "clients": 2}
     about |= {"work": True, "algorithm": algorithm, "options": options, "problem": problem}
     about |= {"seed": 0, "client": 0, "masks": ""}
     body = encode_message({"x": torch.zeros(D)})
-    return unpack(answer(Letter({**about, **header}, (body,)).pack(), node)).header
+    return Letter({**about, **header}, (body,)).pack()
+
+
+def not_told(node: Node) -> str:
+    """What the owner's audit log has of the last error the server was not told."""
+    lines = (node.folder / "audit.jsonl").read_text().splitlines()
+    return str(json.loads(lines[-1])["not_told"])
 
 
 def with_policy(node: Node, **entries: Any) -> Node:
@@ -146,7 +159,8 @@ def test_a_damaged_ledger_ends_private_training(node: Node) -> None:
     ask(node)
     file = Policy().ledger_file
     file.write_bytes(file.read_bytes()[:-20] + b"\n")
-    assert "is damaged" in ask(node, run="b")["reason"]
+    assert ask(node, run="b")["reason"] == UNTOLD
+    assert "is damaged" in not_told(node)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +169,7 @@ def test_a_damaged_ledger_ends_private_training(node: Node) -> None:
         ({"jobs": ("pruning",)}, "no training is allowed"),
         ({"algorithms": ("fedavg",)}, "ldp-fedp3 is not among its algorithms"),
         ({"least_clients": 3}, "2 clients are fewer than 3"),
-        ({"least_samples": 41}, "40 samples are fewer than 41"),
+        ({"least_samples": 41}, "its samples are fewer than 41"),
         ({"least_noise": 5.0}, "multiplier of 4 is below 5"),
     ],
 )
@@ -168,7 +182,39 @@ def test_what_breaks_a_line_of_the_policy_is_refused(
 def test_a_policy_that_cannot_be_read_answers_nobody(node: Node, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("epsilon: [")
     broken = replace(node, config={**node.config, "policy": str(tmp_path / "bad.yaml")})
-    assert "cannot be read" in ask(broken)["reason"]
+    assert ask(broken)["reason"] == UNTOLD
+    assert "cannot be read" in not_told(broken)
+
+
+SECRET = "Agnes-Meyer-HIV"
+
+
+@pytest.mark.parametrize("kind", ["describe", "turn"])
+def test_an_error_that_quotes_rows_or_paths_is_told_to_nobody(kind: str, node: Node) -> None:
+    """A file that is not what its owner thinks: the reader's error has words of it."""
+    file = node.folder.parent / "rows.txt"
+    file.write_text(f"1 1:{SECRET}\n")
+    said = answer_to(node, kind)
+    assert SECRET.encode() not in said and str(file).encode() not in said
+    assert unpack(said).header["reason"] == UNTOLD
+    assert SECRET in not_told(node) and str(file) in not_told(node)
+
+
+@pytest.mark.parametrize("error", [SympruneError, ValueError, OSError])
+def test_an_error_of_an_algorithm_at_work_is_told_to_nobody(
+    error: type[Exception], node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error(f"row 3 is {SECRET}")
+
+    monkeypatch.setattr(type(build("ldp-fedp3")), "client_step", fail)
+    said = answer_to(node, "turn")
+    assert unpack(said).header["status"] == "error" and SECRET.encode() not in said
+    assert SECRET in not_told(node)
+
+
+def answer_to(node: Node, kind: str) -> bytes:
+    return answer(turn("ldp-fedp3", OPTIONS, kind=kind), node)
 
 
 def test_code_that_the_server_names_runs_only_if_the_owner_lists_it(node: Node) -> None:

@@ -21,6 +21,7 @@ from symprune.errors import SympruneError
 from symprune.fed.owner.policy import Policy
 from symprune.fed.pruning import Privacy, remote
 from symprune.fed.pruning import prune as prune_in_process
+from symprune.fed.remote import metrics
 from symprune.fed.remote.transport import LocalTransport, Node
 
 needs_flower = pytest.mark.skipif(
@@ -87,6 +88,12 @@ def test_clients_that_start_anew_for_every_message_give_the_central_masks(
     assert record["federated"]["traffic"] == result.traffic.to_dict()
     assert record["federated"]["secure_sum"] is secure
     assert not (tmp_path / "server" / remote.STATE).exists()
+    figures = json.loads((tmp_path / "server" / metrics.LINES).read_text().splitlines()[-1])
+    assert (figures["block"], figures["blocks"], figures["clients"]) == (2, 2, 2)
+    assert figures["clients_left_out"] == 0 and figures["sparsity"] == 0.5
+    assert 0 < figures["bytes_up"] <= result.traffic.to_dict()["bytes_up"]
+    said = (tmp_path / "server" / metrics.TEXT).read_text()
+    assert f'symprune_fed_sparsity{{run="{figures["run"]}"}} 0.5' in said.splitlines()
 
 
 UPDATE = RECIPE.with_changes(refine="swap", update="lsq")
@@ -128,7 +135,9 @@ def test_updated_weights_are_the_central_ones_and_a_killed_server_goes_on(
     assert task.steps_done(server) == 1
     remote.serve(task, Owners(settings, tmp_path), server)
     assert_same_weights(server, tiny_folder, settings)
-    assert [path.name for path in server.iterdir()] == ["model"]
+    assert {path.name for path in server.iterdir()} == {"model", metrics.LINES, metrics.TEXT}
+    lines = [json.loads(line) for line in (server / metrics.LINES).read_text().splitlines()]
+    assert [line["block"] for line in lines] == [1, 2] and len({line["run"] for line in lines}) == 1
 
 
 def test_an_owner_who_has_not_allowed_gram_matrices_sends_none(

@@ -1,18 +1,22 @@
 """Two hundred nodes and a server, with a tenth of the nodes dead, late or hostile in every round
-and the others repeating themselves: the model is that of the honest ones, bit for bit."""
+and the others repeating themselves: the model is that of the honest ones, bit for bit. Where the
+hostile ones tell lies that look like replies, it is what the rules for that promise."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import torch
+from torch import Tensor
 
 from symprune.fed.protocol import Turn
 from symprune.fed.remote.job import TrainingJob
 from symprune.fed.remote.loop import Outcome
 from symprune.fed.remote.replies import deliveries
 from symprune.fed.remote.server import serve
+from symprune.fed.robust import DEPLOYED
 from symprune.fed.wire.envelope import Letter, unpack
 from symprune.fed.wire.parcel import Parcel, collect
 from symprune.fed.wire.payload import decode_message, encode_message
@@ -47,8 +51,8 @@ class Crowd:
 
     clients = NODES
 
-    def __init__(self, silent: bool) -> None:
-        self.silent, self.before = silent, dict[int, bytes]()
+    def __init__(self, silent: bool, liars: bool = False) -> None:
+        self.silent, self.liars, self.before = silent, liars, dict[int, bytes]()
 
     def connected(self) -> set[int]:
         return set(range(NODES))
@@ -63,7 +67,12 @@ class Crowd:
         number, algorithm = first.header["turn"], job.build_algorithm()
         turn = Turn(number, 0, NODES, torch.arange(NODES))
         received = collect([unpack(data).parts[0] for data in letters.values()])
-        parcel = Parcel(algorithm.client_step({}, received, problem, turn)[1], NODES, reply=True)
+        message = algorithm.client_step({}, received, problem, turn)[1]
+        if self.liars and not self.silent:
+            message = {
+                name: together(rows, received["x"], number) for name, rows in message.items()
+            }
+        parcel = Parcel(message, NODES, reply=True)
         header = {"status": "done", "turn": number, "bits": 1}
         replies = {i: Letter(header, (parcel.encode(i),)).pack() for i in range(NODES)}
         there = [i for i in replies if not (self.silent and way(number, i))]
@@ -77,7 +86,7 @@ class Crowd:
     ) -> list[tuple[str, int, bytes]]:
         """What arrives: to which letter, from which node, which bytes."""
         right = (str(client), 1000 + client, replies[client])
-        how = way(number, client)
+        how = None if self.liars else way(number, client)
         other = next(i for i in replies if i != client)
         wrong = {
             "dead": [],
@@ -91,15 +100,61 @@ class Crowd:
         return [right, right] if how is None else wrong[how]
 
 
-def run(folder: Path, silent: bool) -> Outcome:
+def together(rows: Tensor, x: Tensor, number: int) -> Tensor:
+    """The liars of a round agree on one reply: a model that goes the other way as far as makes the
+    mean go back, and that is no farther off than replies may be."""
+    liars = torch.tensor([way(number, client) is not None for client in range(NODES)])
+    start = x if x.dim() == 1 else x[0]
+    step = rows[~liars].mean(0) - start
+    return torch.where(liars.unsqueeze(1), start - 12 * step, rows)
+
+
+def run(
+    folder: Path, silent: bool, liars: bool = False, robust: str = DEPLOYED, rounds: int = ROUNDS
+) -> Outcome:
     problem = {"data": "digits", "clients": NODES}
-    job = TrainingJob("fedavg", {"p": 0.5, "gamma": 0.1}, problem, ROUNDS)
-    return serve(job, Crowd(silent), folder, pause=0)
+    job = TrainingJob("fedavg", {"p": 0.5, "gamma": 0.1}, problem, rounds, robust=robust)
+    return serve(job, Crowd(silent, liars), folder, pause=0)
 
 
-def test_the_model_is_that_of_the_honest_nodes(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What the nodes that are no liars train without the others."""
+    return run(tmp_path_factory.mktemp("honest"), True)
+
+
+def test_the_model_is_that_of_the_honest_nodes(honest: Outcome, tmp_path: Path) -> None:
     """Who repeats itself is honest, and counts once."""
-    with_them, without = run(tmp_path / "a", False), run(tmp_path / "b", True)
-    assert [record["replies"] for record in with_them.history] == [NODES - NODES // 10] * ROUNDS
+    with_them, without = run(tmp_path, False), honest
+    assert [record["replies"] for record in with_them.history[1:]] == [NODES - NODES // 10] * ROUNDS
     assert torch.equal(with_them.model, without.model)
     assert with_them.history[-1]["loss"] < 0.9 * with_them.history[0]["loss"]
+
+
+def losses(outcome: Outcome) -> tuple[float, float]:
+    return outcome.history[0]["loss"], outcome.history[-1]["loss"]
+
+
+def test_by_default_lies_within_the_bound_spoil_the_model(honest: Outcome, tmp_path: Path) -> None:
+    """Or the tests below would show nothing."""
+    outcome = run(tmp_path, False, liars=True, rounds=5)
+    assert all(record["replies"] == NODES for record in outcome.history[1:])
+    assert losses(outcome)[1] > losses(outcome)[0] > losses(honest)[1]
+
+
+@pytest.mark.parametrize(
+    ("robust", "lost"),
+    [
+        ("krum:20", 0.1),
+        pytest.param("trimmed:0.1", 0.5, marks=pytest.mark.slow),
+        pytest.param("geometric-median", 0.4, marks=pytest.mark.slow),
+    ],
+)
+def test_with_a_rule_for_it_the_model_gains_what_the_rule_leaves_it(
+    robust: str, lost: float, honest: Outcome, tmp_path: Path
+) -> None:
+    """Krum leaves the liars out. The others stay near the honest replies' middle, which is off
+    their mean where the nodes' data differ."""
+    outcome = run(tmp_path, False, liars=True, robust=robust)
+    start, end = losses(honest)
+    assert losses(outcome)[1] - end < lost * (start - end)

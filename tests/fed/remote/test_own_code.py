@@ -14,6 +14,7 @@ import pytest
 import torch
 from loopback import Loopback
 from safetensors.torch import load_file
+from text_owners import OPTIONS, Owners, write_owners
 from typer.testing import CliRunner
 
 from symprune.cli.main import app
@@ -29,43 +30,9 @@ from symprune.fed.problems.models.fingerprint import digest_of_loss
 from symprune.fed.remote.client import answer
 from symprune.fed.remote.job import TrainingJob, identity
 from symprune.fed.remote.server import serve
-from symprune.fed.remote.transport import LocalTransport, Node
+from symprune.fed.remote.transport import Node
 from symprune.fed.simulate import simulate
 from symprune.fed.wire.envelope import Letter, unpack
-
-OWNERS = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from symprune.fed import text_data
-
-def model(scale=1.0):
-    torch.manual_seed(0)
-    made = LlamaForCausalLM(LlamaConfig(
-        vocab_size=30, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16))
-    for name, parameter in made.named_parameters():
-        parameter.requires_grad_("_proj" in name)
-    with torch.no_grad():
-        made.model.norm.weight *= scale
-    return made
-
-def other_model():
-    return model(2.0)
-
-def tokens(seed, count):
-    return torch.randint(30, (count,), generator=torch.Generator().manual_seed(seed))
-
-TEXTS = [tokens(1, 19), tokens(2, 32), tokens(3, 9)]
-everyone = lambda: text_data(TEXTS, length=8, test=tokens(4, 16))
-first, second, third = (lambda i=i: text_data([TEXTS[i]], length=8) for i in range(3))
-
-def wrong():
-    return [1, 2]
-
-def broken():
-    raise ValueError("no such corpus")
-"""
-OPTIONS = {"gamma": 0.3, "p": 0.5, "batch": 2, "random_steps": False}
 
 
 @pytest.fixture
@@ -73,29 +40,12 @@ def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The file of code that every owner has; nothing is allowed before a test says so."""
     monkeypatch.setattr(user_code, "_allowed", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
-    file = tmp_path / "owners.py"
-    file.write_text(OWNERS)
-    return str(file)
+    return write_owners(tmp_path)
 
 
 def task(owners: str, rounds: int = 2) -> TrainingJob:
     problem = {"model": f"{owners}:model", "data": f"{owners}:everyone", "clients": 3, "l2": 0.0}
     return TrainingJob("fedavg", OPTIONS, {**problem, "split": "user"}, rounds)
-
-
-class Owners(LocalTransport):
-    """Nodes whose owners have set these names; the functions of one file differ by the owner."""
-
-    def __init__(self, owners: str, folder: Path, model: str = "model") -> None:
-        super().__init__(answer, 3, folder)
-        names, policy = ("first", "second", "third"), folder / "policy.yaml"
-        code = tuple(f"{owners}:{name}" for name in (*names, model))
-        Policy(protection="plain", code=code).save(policy)
-        shared = {"model": f"{owners}:{model}", "policy": str(policy)}
-        self.settings = [{**shared, "data": f"{owners}:{name}"} for name in names]
-
-    def node(self, number: int) -> Node:
-        return Node(number, self.folder / f"client-{number}", self.settings[number])
 
 
 def test_owners_with_their_own_model_and_text_give_the_bits_of_the_in_process_run(

@@ -16,14 +16,22 @@ from torch import Tensor
 import symprune
 from symprune import Recipe, masks
 from symprune.allocate.budget import Layer
-from symprune.allocate.search import UNIFORM, Search, candidates, choose
+from symprune.allocate.search import (
+    CANDIDATES,
+    UNIFORM,
+    Search,
+    candidates,
+    choose,
+    finalists,
+    split_windows,
+)
 from symprune.calibration import held_out_tokens
 from symprune.engine import forward
 from symprune.engine.allocation.divide import divide_budget
 from symprune.engine.allocation.trial import Trial
 from symprune.engine.blocks import Blocks
 from symprune.engine.report import Report
-from symprune.engine.text.tokens import take_windows
+from symprune.engine.text.tokens import take_windows, tries
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.machine import memory
@@ -76,7 +84,7 @@ def test_every_candidate_loses_the_same_and_equal_shares_are_among_them() -> Non
 def test_every_rule_is_tried_both_ways_round(rule: str, less: str, more: str) -> None:
     found = candidates(LAYERS, 0.5)
     own = {name: counts for name, counts in found.items() if name.startswith(rule)}
-    assert len(own) == 4
+    assert len(own) == 2 and len(found) == CANDIDATES[0]
     for name, counts in own.items():
         turned = name.split()[1].startswith("-")
         assert (counts[less] > counts[more]) == turned
@@ -88,7 +96,37 @@ def test_candidates_that_are_the_same_are_tried_once() -> None:
     assert list(candidates(alike, 0.5)) == [UNIFORM]
     one = families.model()
     one.model.layers = one.model.layers[:1]
-    assert "atp" not in " ".join(prune(one).allocation["divergence"])  # type: ignore[index]
+    found: dict[str, Any] = prune(one).allocation or {}
+    assert "atp" not in " ".join([*found["divergence"], *found["first"]["divergence"]])
+
+
+@pytest.mark.parametrize("best", ["owl 0.08", "lsa -0.08", "atp 0.08"])
+def test_the_best_rule_is_tried_with_other_spreads_in_its_direction(best: str) -> None:
+    tried = candidates(LAYERS, 0.5)
+    divergence = {name: [0.2, 0.1 if name == best else 0.3] for name in tried}
+    found = finalists(tried, divergence | {UNIFORM: [0.0, 0.0]}, LAYERS, 0.5)
+    rule, sign = best.split()[0], "-" if "-" in best else ""
+    assert list(found) == [UNIFORM, best, f"{rule} {sign}0.04", f"{rule} {sign}0.15"]
+    assert {sum(counts.values()) for counts in found.values()} == {2400}
+    assert found[best] == tried[best] and len(found) == CANDIDATES[1]
+
+
+def test_a_rule_that_breaks_the_model_goes_no_further() -> None:
+    tried = candidates(LAYERS, 0.5)
+    divergence = {name: [float("nan")] for name in tried} | {"atp 0.08": [5.0]}
+    assert list(finalists(tried, divergence, LAYERS, 0.5))[1] == "atp 0.08"
+
+
+def test_a_rule_is_found_on_other_windows_than_those_that_decide() -> None:
+    for count in (3, 8, 9):
+        first, others = split_windows(torch.arange(count))
+        assert len(first) == count // 3 and torch.equal(
+            torch.cat([first, others]), torch.arange(count)
+        )
+        recipe = Recipe(allocate={"name": "search", "windows": count})
+        assert tries(recipe) == [(len(first), 7), (len(others), 4)]
+    assert tries(Recipe(allocate={"name": "search", "windows": 2})) == [(2, 7), (2, 4)]
+    assert tries(Recipe(allocate="owl")) == []
 
 
 # What is chosen
@@ -170,8 +208,9 @@ def test_where_equal_shares_are_best_they_are_chosen_and_nothing_else_changes() 
     tried, plain = half_empty(), half_empty()
     report, without = prune(tried, recipe), prune(plain, recipe.with_changes(allocate=None))
     found = report.allocation
-    assert found is not None and found["chosen"] == UNIFORM and len(found["divergence"]) > 6
-    assert found["divergence"][UNIFORM] == 0 < min(list(found["divergence"].values())[1:])
+    assert found is not None and found["chosen"] == UNIFORM
+    for means in (found["divergence"], found["first"]["divergence"]):
+        assert len(means) >= 3 and means[UNIFORM] == 0 < min(list(means.values())[1:])
     assert report.layers == without.layers
     for mine, theirs in zip(tried.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -184,9 +223,12 @@ def test_what_was_found_is_told_and_recorded() -> None:
     record = report.to_dict()["allocation"]
     chosen, means = record["chosen"], record["divergence"]
     assert chosen != UNIFORM and means[chosen] == min(means.values())
-    tried = f"Of {len(means)} allocations, tried with 75 % of the weights they take gone,"
+    first = record["first"]["divergence"]
+    count = len({*means, *first})
+    tried = f"Of {count} allocations, tried with 75 % of the weights they take gone,"
     assert f"{tried} {chosen} was the nearest" in report.notes[-1] and record["share"] == 0.75
-    assert any(f"Trying {len(means)} allocations on 3 windows" in line for line in told)
+    assert any(f"Trying {len(first)} allocations on 1 window:" in line for line in told)
+    assert any(f"Trying {len(means)} allocations on 2 windows" in line for line in told)
     assert report.removed == report.prunable // 2
     assert report.seconds["allocate"] > 0
 
@@ -203,7 +245,7 @@ def test_two_searches_are_equal(group: str) -> None:
 
 def test_too_little_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free", lambda _: 10_000)
-    with pytest.raises(SympruneError, match="allocations on 3 windows need"):
+    with pytest.raises(SympruneError, match="allocations on 1 window need"):
         prune(families.model())
 
 
@@ -225,7 +267,7 @@ def test_a_streamed_model_is_searched_as_one_in_memory(family: str, tmp_path: Pa
     record = pruning.prune(made)
     report = symprune.prune(model, families.tokenizer(), made.recipe)
     assert record["allocation"] == report.to_dict()["allocation"]
-    assert len(record["allocation"]["divergence"]) > 4
+    assert len(record["allocation"]["first"]["divergence"]) > 4
     streamed = symprune.MaskSet.load(tmp_path / "out")
     assert all(torch.equal(streamed[name], keep) for name, keep in report.masks.items())
 
@@ -282,7 +324,8 @@ def test_too_few_held_out_windows_are_tried_on_and_watch_both() -> None:
 def test_without_held_out_text_calibration_windows_are_tried_on_and_a_note_says_so() -> None:
     tokens = families.tokens(8, 32)
     report = symprune.prune(families.model(), tokens, SEARCH)
-    assert report.allocation is not None and report.allocation["windows"] == 3
+    assert report.allocation is not None
+    assert (report.allocation["windows"], report.allocation["first"]["windows"]) == (2, 1)
     assert "allocations were tried on 3 of the calibration windows" in report.notes[0]
     assert torch.equal(take_windows(SEARCH, tokens, None)[0], tokens[-3:])
 

@@ -13,6 +13,7 @@ import symprune
 from symprune import Recipe, SympruneError, fed
 from symprune.checkpoint.load import load_model
 from symprune.checkpoint.streamed_blocks import StreamedBlocks
+from symprune.engine.text import self_written
 from symprune.engine.text.self_written import choose_beginnings, write_windows
 from symprune.jobs import own_text, pruning
 from symprune.jobs.sweep import Grid, Sweep
@@ -47,6 +48,29 @@ def test_windows_go_on_from_calibration_text_and_are_as_long(family: str) -> Non
     assert torch.equal(written[:, : begun.shape[1]], begun)
     assert torch.equal(written, write_windows(model, tokens, 5, seed=0))
     assert not torch.equal(written, write_windows(model, tokens, 5, seed=1))
+
+
+@pytest.mark.parametrize(("family", "kept"), [("llama", 2), ("gpt2", 4), ("gemma3", 2)])
+def test_as_many_windows_are_written_together_as_have_room(
+    family: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kept: heads of 8 numbers whose keys and values are remembered, in two blocks, in fp32."""
+    model, tokens, together = families.model(family), families.tokens(2), list[int]()
+    window = 2 * 2 * kept * 8 * 16 * 4
+    assert self_written.size_of_cache(model, 16) == window
+    assert self_written.windows_at_once(model, 16) == self_written.AT_ONCE
+    go_on = self_written._continue
+
+    def count(model: Any, begun: torch.Tensor, missing: int) -> torch.Tensor:
+        together.append(len(begun))
+        return go_on(model, begun, missing)
+
+    monkeypatch.setattr(self_written, "_continue", count)
+    for room, expected in ((3 * window + 1, [3, 2]), (1, [1] * 5), (2**40, [5])):
+        monkeypatch.setattr(self_written, "CACHE", room)
+        assert write_windows(model, tokens, 5, seed=0).shape == (5, 16)
+        assert together == expected
+        together.clear()
 
 
 def test_beginnings_are_of_all_windows_in_turn_at_different_places() -> None:

@@ -100,8 +100,9 @@ def test_a_user_sees_what_went_and_what_each_expert_had_to_do(tmp_path: Path) ->
     flat = " ".join(said.output.split())
     assert "1 of 4 experts of every layer gone, perplexity" in flat
     assert "experts drop:25%, all other weights kept" in flat
-    shown = CliRunner().invoke(main.app, ["inspect", str(tmp_path / "out")]).output
-    assert "Load per expert" in shown and "model.layers.1.mlp" in shown
+    shown = CliRunner().invoke(main.app, ["inspect", str(tmp_path / "out"), "--all"]).output
+    assert "Load per expert, before experts were dropped" in shown
+    assert "3 experts in each of 2 layers" in shown and "model.layers.1.mlp" in shown
 
 
 def test_a_model_without_experts_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from symprune.jobs.choosing.choices import (
     small_enough,
 )
 from symprune.jobs.choosing.recommend import Wish, recommend
+from symprune.jobs.estimate.forecast import Forecast
 from symprune.machine import memory
 
 WEIGHTS = Weights(inside=1000, around=100, bits=16)
@@ -41,7 +42,8 @@ SHARED = {"calibration": "builtin", "nsamples": 2, "seqlen": 64}
 
 
 @pytest.mark.parametrize(
-    ("sparsity", "values"), [(0.5, None), (0.0, "int8"), (0.7, "int8"), (0.5, "int4")]
+    ("sparsity", "values"),
+    [(0.5, None), (0.0, "int8"), (0.7, "int8"), (0.5, "int4"), (0.5, "int3")],
 )
 def test_the_size_that_is_told_is_that_of_the_packed_model(
     sparsity: float, values: str | None, tmp_path: Path
@@ -72,6 +74,13 @@ def test_what_is_small_enough_is_the_least_that_goes() -> None:
             less = Choice(choice.recipe, before, choice.values)
             assert less.bytes(WEIGHTS) > 0.6 * WEIGHTS.dense_bytes
     assert small_enough(WEIGHTS, 1) == []
+
+
+def test_values_are_no_narrower_than_what_all_weights_can_be_kept_in() -> None:
+    for share, narrowest in ((0.6, "int8"), (0.4, "int4"), (0.3, "int3"), (0.22, "int3")):
+        found = small_enough(WEIGHTS, share * WEIGHTS.dense_bytes)
+        assert found[-1].values == narrowest and (found[-1].sparsity == 0) is (share > 0.25)
+        assert all(choice.sparsity > 0 for choice in found[:-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,13 +132,38 @@ def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     wish = Wish(
         str(tiny_folder), size=0.7, results=tmp_path_factory.mktemp("tried") / "r.jsonl", **SMALL
     )
-    said: list[str] = []
-    return {**recommend(wish, said.append), "said": said}
+    told: list[tuple[bool, Forecast]] = []
+
+    def go_on(forecast: Forecast | None) -> bool:
+        assert forecast is not None
+        told.append((wish.file.exists(), forecast))
+        return True
+
+    return {**recommend(wish, go_on=go_on), "told": told}
 
 
-def test_the_time_is_said_before_anything_is_tried(found: dict[str, Any]) -> None:
-    (line,) = [line for line in found["said"] if "tries" in line]
-    assert f"At most {len(found['tried'])} tries on 2 x 16 tokens" in line and "about" in line
+def test_what_it_takes_is_said_before_anything_is_tried(found: dict[str, Any]) -> None:
+    ((begun, forecast),) = found["told"]
+    count = len(found["tried"])
+    assert not begun and forecast.what.startswith(f"At most {count} tries on 2 x 16 tokens")
+    assert min(forecast.seconds["masking"], forecast.total, forecast.memory) > 0
+    assert forecast.where.startswith("on ") and "found)" in forecast.where
+
+
+def test_as_many_tries_are_foreseen_as_a_perplexity_may_take(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    told: list[Forecast | None] = []
+
+    def ask_only(forecast: Forecast | None) -> bool:
+        told.append(forecast)
+        return False
+
+    wish = Wish(str(tiny_folder), loss=0.02, results=tmp_path / "r.jsonl", **SMALL)
+    assert recommend(wish, go_on=ask_only) == {}
+    most = most_trials(Ladder(kind) for kind in KINDS)
+    assert told[0] is not None and told[0].what.startswith(f"At most {most} tries")
+    assert not wish.file.exists()
 
 
 def test_the_recommended_is_the_best_that_is_small_enough(found: dict[str, Any]) -> None:

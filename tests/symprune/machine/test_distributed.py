@@ -7,12 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import families
 import pytest
 import several_processes
 import torch
+from transformers import AutoModelForCausalLM
 
 from symprune import Recipe
 from symprune.engine.collect import Collector
@@ -79,24 +81,38 @@ def test_processes_make_the_files_of_one_whatever_they_share(
     family: str, count: int, tmp_path: Path
 ) -> None:
     """To the byte: sums of Gram matrices are exact as well, and a search finds the same."""
-    dense = tmp_path / "dense"
-    families.model(family).save_pretrained(dense)
+    families.model(family).save_pretrained(tmp_path / "dense")
+    assert_one_prunes_as_several(tmp_path, count, several_processes.WAYS)
+    found = json.loads((tmp_path / "one" / "search" / "symprune.json").read_text())["allocation"]
+    assert found["windows"] == 2 and len(found["first"]["divergence"]) > 4
+
+
+def test_processes_that_train_different_blocks_make_the_files_of_one(tmp_path: Path) -> None:
+    """To the byte, of a run that was interrupted between two blocks that are done together."""
+    config = families.config("llama")
+    config.num_hidden_layers = 5
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "dense")
+    assert_one_prunes_as_several(tmp_path, 2, several_processes.APART)
+
+
+def assert_one_prunes_as_several(folder: Path, count: int, names: Iterable[str]) -> None:
+    """Of the model in folder/dense, in each of these ways."""
+    dense = folder / "dense"
     families.tokenizer().save_pretrained(dense)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count),
         "--master_port", str(free_port()), several_processes.__file__, str(dense), __file__,
-        str(tmp_path / "several"), *several_processes.WAYS,
+        str(folder / "several"), *names,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for name in several_processes.WAYS:
-        several_processes.prune(dense, __file__, tmp_path / "one", name)
-        assert_same_files(tmp_path / "one" / name, tmp_path / "several" / name)
+    for name in names:
+        several_processes.prune(dense, __file__, folder / "one", name)
+        assert_same_files(folder / "one" / name, folder / "several" / name)
     torch.set_num_threads(threads)
-    found = json.loads((tmp_path / "one" / "search" / "symprune.json").read_text())["allocation"]
-    assert found["windows"] == 3 and len(found["divergence"]) > 4
 
 
 def test_more_processes_than_samples_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

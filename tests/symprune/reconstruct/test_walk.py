@@ -278,7 +278,7 @@ def test_cells_of_a_sweep_do_not_see_each_other(family: str, tmp_path: Path) -> 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "size", lambda: 2)
-    with pytest.raises(SympruneError, match="Reconstruction trains in one process"):
+    with pytest.raises(SympruneError, match="Training behind pruned blocks"):
         prune(families.model())
 
 

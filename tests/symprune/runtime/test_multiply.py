@@ -355,9 +355,9 @@ def test_torchs_own_threads_do_the_work() -> None:
     torch.set_num_threads(2)
     try:
         _ = torch.ones(2**20) + 1
-        threads = len(os.listdir("/proc/self/task"))
+        threads = set(os.listdir("/proc/self/task"))
         for tokens in (1, 9):
             runtime.multiply(blob, torch.ones(tokens, 300))
-        assert len(os.listdir("/proc/self/task")) == threads
+        assert set(os.listdir("/proc/self/task")) <= threads
     finally:
         torch.set_num_threads(before)

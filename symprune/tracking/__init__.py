@@ -1,0 +1,1 @@
+"""Figures of a run for TensorBoard and Weights & Biases, where they are installed."""
