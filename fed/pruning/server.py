@@ -27,7 +27,6 @@ from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.aggregate.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.probe import own_tokens
 from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
 from symprune.fed.robust import DEPLOYED, NORM, read_defence
@@ -98,7 +97,7 @@ class Server:
         self.report.notes += exposure.warnings(self.settings)
         self.robust, self.defence = robust, read_defence(robust)
         self.judge = Judge(self.defence, self.settings)
-        probe = own_tokens(model) if reference is None else reference
+        probe = packed_stats.own_tokens(model) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
         self._probed = Collector()
