@@ -29,7 +29,7 @@ from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Se
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
-from symprune.fed.robust import DEPLOYED, NORM, read_defence
+from symprune.fed.robust import NORM, read_defence
 from symprune.models.layout import device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
@@ -63,7 +63,7 @@ class Server:
         aggregate: str = STATISTICS,
         gram_bits: int = grams.EXACT,
         words: bytes = b"",
-        robust: str = DEPLOYED,
+        robust: str = bounds.DEPLOYED,
     ) -> None:
         check_recipe(recipe, aggregate, privacy, gram_bits)
         check_defence(robust, recipe, aggregate, secure, privacy)
