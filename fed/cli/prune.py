@@ -63,7 +63,7 @@ def prune(
         typer.Option(
             rich_help_panel=CLIENTS,
             help="Against hostile clients: norm:K leaves out who measures K times as much as "
-            "usual; krum:f, trimmed:share, geometric-median; none. [dim]\\[norm:20][/dim]",
+            "usual; krum:f, trimmed:share, geometric-median; none. [dim]\\[norm:100][/dim]",
         ),
     ] = None,
     secure_sum: Annotated[
