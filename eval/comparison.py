@@ -176,7 +176,7 @@ def _against(first: Row, row: Row) -> str:
     one, other = (_mapping(each.get("perplexity")) for each in (first, row))
     values = one.get("perplexity"), other.get("perplexity")
     if _text_of(one) == _text_of(other) and is_number(values[0]) and is_number(values[1]):
-        parts.append(f"{'' if parts else 'has '}perplexity {change(values[0], values[1])}")
+        parts.append(f"{'with' if parts else 'has'} perplexity {change(values[0], values[1])}")
     return ", ".join(parts)
 
 
