@@ -25,7 +25,7 @@ def summary(record: Mapping[str, Any]) -> Table:
         label = f"perplexity, {entry['data']} ({entry['windows']} x {entry['seqlen']} tokens)"
         table.add_row(label, f"{entry['dense']:.2f}", f"{entry['pruned']:.2f}")
         if apart := entry.get("divergence"):
-            table.add_row("  KL(dense || pruned), nats a token", "", f"{apart['kl']:.3f}")
+            table.add_row("  KL(dense || pruned), nats a token", "", f"{apart['kl']:.3g}")
             table.add_row("  same likeliest token", "", percent(apart["agreement"]))
     if change := _change(record["layers"], *ERRORS["held-out"]):
         table.add_row("relative error of a layer, held-out tokens", "", change)
@@ -55,7 +55,7 @@ def against(found: Mapping[str, Any]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("", style="bold")
     table.add_column("", justify="right")
-    table.add_row("KL, nats a token", f"{found['kl']:.4f}")
+    table.add_row("KL, nats a token", f"{found['kl']:.3g}")
     table.add_row("same likeliest token", percent(found["agreement"]))
     return table
 
