@@ -12,6 +12,7 @@ import typer
 from rich.errors import MarkupError
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
 
 from symprune.cli.screen.fitted_table import LIST_BELOW, wrap
 
@@ -25,9 +26,9 @@ class App(typer.Typer):
         super().__init__(**{"cls": Group, **settings})
 
     def command(
-        self, name: str | None = None, **settings: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return super().command(name, **{"cls": Command, **settings})
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, cls=cls or Command, **settings)
 
 
 class Command(TyperCommand):
