@@ -183,7 +183,7 @@ def _against(first: Row, row: Row, alike: bool) -> str:
     values = one.get("perplexity"), other.get("perplexity")
     same_text = alike and _text_of(one) == _text_of(other)
     if same_text and is_number(values[0]) and is_number(values[1]):
-        parts.append(f"{'with' if parts else 'has'} perplexity {change(values[0], values[1])}")
+        parts.append(f"{'' if parts else 'has '}perplexity {change(values[0], values[1])}")
     slow, fast = (_mapping(each.get("speed")).get(DECODING) for each in (first, row))
     if is_number(slow) and is_number(fast) and slow > 0:
         times = f"{fast / slow:.2g}"
