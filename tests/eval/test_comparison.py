@@ -215,8 +215,8 @@ def test_every_model_is_held_against_the_first_in_a_sentence() -> None:
         for name, size, figure in (("dense", 200, 20.0), ("half", 112, 25.0), ("same", 200, 20.0))
     ]
     assert comparison.verdict({"models": rows}) == (
-        "Beside dense, half has 56 % of the size, with perplexity 20.0 -> 25.0 (+25 %); same is as "
-        "large, with perplexity unchanged at 20.0."
+        "Beside dense, half has 56 % of the size, perplexity 20.0 -> 25.0 (+25 %); same is as "
+        "large, perplexity unchanged at 20.0."
     )
     rows[1]["perplexity"] = {**text, "data": "c4", "perplexity": 25.0}
     assert comparison.verdict({"models": rows[:2]}) == "Beside dense, half has 56 % of the size."
