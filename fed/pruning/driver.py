@@ -23,11 +23,11 @@ from symprune.errors import SympruneError
 from symprune.fed.pruning import exposure, server_state
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.aggregate.bounds import DEPLOYED
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.forecast import Forecast, forecast
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
-from symprune.fed.robust import DEPLOYED
 from symprune.fed.wire.ledger import Ledger
 from symprune.machine import memory
 from symprune.recipe import Recipe
@@ -92,10 +92,12 @@ class PruningResult:
     aggregate: str = STATISTICS
     forecast: Forecast | None = None
     risk: str | None = None
+    robust: str = DEPLOYED
 
     def to_dict(self) -> dict[str, Any]:
         weights = self.report.recipe.weight_update is not None
         federated: dict[str, Any] = {"aggregate": self.aggregate, "sends_weights": weights}
+        federated["robust"] = self.robust
         federated |= {"traffic": self.traffic.to_dict(), "clients_left": self.clients_left}
         if self.forecast is not None:
             federated["forecast_per_client"] = self.forecast.to_dict()
@@ -161,7 +163,8 @@ def run(
         exchange(server.finish(), traffic.blocks[-1], traffic.blocks[-1])
     report.peak_memory = memory.peak()
     members, aggregate = list(server.members), server.settings.aggregate
-    return PruningResult(report, traffic, members, server.promise(), aggregate, expected, risk)
+    said = (server.promise(), aggregate, expected, risk, server.robust)
+    return PruningResult(report, traffic, members, *said)
 
 
 def prune(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-import torch
 from torch import Tensor
 
 from symprune.engine import forward
 from symprune.engine.collect import collect
 from symprune.eval.tables import size
-from symprune.fed.pruning import messages, packed_stats
-from symprune.fed.pruning.aggregate import grams
+from symprune.fed.pruning import messages
+from symprune.fed.pruning.aggregate import grams, packed_stats
 from symprune.fed.pruning.aggregate.ballots import STATISTICS, count_removed, vote_type
-from symprune.fed.pruning.server import PROBE_TOKENS, Server
+from symprune.fed.pruning.server import Server
 from symprune.fed.secure import keys, letters, shares
 from symprune.fed.secure.masking import WORDS
 from symprune.models.matrices import Matrix
@@ -80,7 +79,7 @@ def _of_block(server: Server, matrices: list[Matrix], groups: Tensor) -> Forecas
 def _groups(server: Server) -> list[tuple[list[Matrix], Tensor]]:
     """Every block's matrices, and which share an input: a few tokens through the dense model."""
     layout, found = server.layout, []
-    probe = torch.arange(PROBE_TOKENS).unsqueeze(0)
+    probe = packed_stats.own_tokens(layout.model)
     with forward.ready(layout.model):
         probing = forward.embed(layout, probe) if server.needs else None
     for block, module in enumerate(layout.blocks):

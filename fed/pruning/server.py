@@ -21,15 +21,15 @@ from symprune.engine.collect import Collector, collect
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
 from symprune.fed.problems.models.fingerprint import digest
-from symprune.fed.pruning import exposure, messages, noise, packed_stats
-from symprune.fed.pruning.aggregate import ballots, bounds, grams, totals
+from symprune.fed.pruning import exposure, messages, noise
+from symprune.fed.pruning.aggregate import ballots, bounds, grams, packed_stats, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.aggregate.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
-from symprune.fed.robust import DEPLOYED, NORM, read_defence
+from symprune.fed.robust import NORM, read_defence
 from symprune.models.layout import device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
@@ -39,7 +39,6 @@ from symprune.stats import ChannelStats
 Numbered = dict[int, bytes]
 Fields = Mapping[str, Tensor]
 SUM = -1  # whose reply a secure sum stands for
-PROBE_TOKENS = 8
 MOST_TOKENS = 1 << 48
 
 
@@ -64,7 +63,7 @@ class Server:
         aggregate: str = STATISTICS,
         gram_bits: int = grams.EXACT,
         words: bytes = b"",
-        robust: str = DEPLOYED,
+        robust: str = bounds.DEPLOYED,
     ) -> None:
         check_recipe(recipe, aggregate, privacy, gram_bits)
         check_defence(robust, recipe, aggregate, secure, privacy)
@@ -96,9 +95,9 @@ class Server:
             noised = replace(self.settings, noise=multiplier, clip=privacy.clip)
             self.settings = replace(noised, honest=honest)
         self.report.notes += exposure.warnings(self.settings)
-        self.defence = read_defence(robust)
+        self.robust, self.defence = robust, read_defence(robust)
         self.judge = Judge(self.defence, self.settings)
-        probe = torch.arange(PROBE_TOKENS).unsqueeze(0) if reference is None else reference
+        probe = packed_stats.own_tokens(model) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
         self._probed = Collector()
@@ -404,6 +403,8 @@ class Server:
                 accept(number, replies[number])
             except SympruneError as error:
                 self._leave_out(number, str(error))
+            except Exception as error:  # whatever a stranger's bytes can provoke
+                self._leave_out(number, f"Its reply cannot be read ({type(error).__name__}).")
         self._check_enough()
 
     def _leave_out(self, number: int, why: str) -> None:

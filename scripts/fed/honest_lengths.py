@@ -25,9 +25,9 @@ from symprune.fed.pruning.aggregate import bounds
 def texts() -> dict[str, str]:
     assets = Path(os.environ["SYMPRUNE_ASSETS"]) / "text"
     return {
-        "WikiText-2": calibration.text(str(assets / "wikitext-2-raw/wiki.valid.first100KB.raw")),
+        "WikiText-2": (assets / "wikitext-2-raw/wiki.valid.first100KB.raw").read_text(),
         "PTB": (assets / "ptb/ptb.valid.txt").read_text(),
-        "Python": calibration.text("builtin"),
+        "Python": calibration.text("builtin", "train"),
         "this code": Path(bounds.__file__).read_text() * 4,
         "numbers": " ".join(str(number * 7919 % 10007) for number in range(4000)),
         "one word": "no " * 4000,
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--seqlen", type=int, default=128)
     parser.add_argument("--windows", type=int, default=2)
     asked = parser.parse_args()
-    model, tokenizer = load_with_tokenizer(asked.model, device="cpu")
     named = texts()
+    model, tokenizer = load_with_tokenizer(asked.model, device="cpu")
     clients = [
         torch.tensor(tokenizer(text)["input_ids"][: asked.windows * asked.seqlen]).view(
             asked.windows, asked.seqlen

@@ -461,3 +461,14 @@ def test_a_superlink_keeps_its_database_private_and_takes_rotated_keys(tmp_path:
         second.start_node(0)
     finally:
         second.stop()
+    third, authorities = make(tmp_path), tmp_path / "keys" / "ca.crt"
+    assert not third.rotate_authority()
+    both = authorities.read_bytes()
+    assert third.rotate_authority() and authorities.read_bytes() != both
+    authorities.write_bytes(both)  # as whoever has not taken the last one yet
+    try:
+        third.start_superlink()
+        assert third.register() == after
+        third.start_node(0)
+    finally:
+        third.stop()
