@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +24,11 @@ ERRORS = {
     "relative_error": "error of a layer, calibration",
     "held_out_error": "error of a layer, held-out",
 }
+MODELS = ("dense", "pruned", "packed", "GGUF")  # what of a row other commands can load
+STEPS = 3  # that are named at the end
+DECODING = "decode_tokens_per_second"
 SPEEDS = {
-    "decode_tokens_per_second": ("decoding, tokens/s", "{:.1f}".format),
+    DECODING: ("decoding, tokens/s", "{:.1f}".format),
     "prefill_tokens_per_second": ("prompt, tokens/s", "{:.1f}".format),
     "memory_bytes": ("memory", size),
 }
@@ -161,13 +165,15 @@ def show(record: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """Every model against the first: how much room it takes, how well it predicts."""
+    """Every model against the first: how much room it takes, how well it predicts, how fast."""
     first, *others = record["models"]
-    told = [f"{row['label']} {said}" for row in others if (said := _against(first, row))]
+    alike = _share_a_tokenizer(record)
+    told = [f"{row['label']} {said}" for row in others if (said := _against(first, row, alike))]
     return f"Beside {first['label']}, {'; '.join(told)}." if told else ""
 
 
-def _against(first: Row, row: Row) -> str:
+def _against(first: Row, row: Row, alike: bool) -> str:
+    """alike: whether their perplexities are of the same tokens."""
     parts = []
     before, after = first.get("weight_bytes"), row.get("weight_bytes")
     if is_number(before) and is_number(after) and before > 0:
@@ -175,9 +181,46 @@ def _against(first: Row, row: Row) -> str:
         parts.append("is as large" if share == "100" else f"has {share} % of the size")
     one, other = (_mapping(each.get("perplexity")) for each in (first, row))
     values = one.get("perplexity"), other.get("perplexity")
-    if _text_of(one) == _text_of(other) and is_number(values[0]) and is_number(values[1]):
+    same_text = alike and _text_of(one) == _text_of(other)
+    if same_text and is_number(values[0]) and is_number(values[1]):
         parts.append(f"{'' if parts else 'has '}perplexity {change(values[0], values[1])}")
+    slow, fast = (_mapping(each.get("speed")).get(DECODING) for each in (first, row))
+    if is_number(slow) and is_number(fast) and slow > 0:
+        times = f"{fast / slow:.2g}"
+        parts.append("decodes as fast" if times == "1" else f"decodes {times} times as fast")
     return ", ".join(parts)
+
+
+def _share_a_tokenizer(record: Mapping[str, Any]) -> bool:
+    count = record.get("tokenizers")
+    return not (is_number(count) and count > 1)
+
+
+def next_steps(record: Mapping[str, Any], has_page: bool = False) -> list[tuple[str, str]]:
+    """Commands that go on from a comparison, and what each is for."""
+    rows: Sequence[Row] = record["models"]
+    given = " ".join(shlex.quote(row["given"]) for row in rows)
+    models = [row for row in rows if row["what"] in MODELS]
+    steps = []
+    if not has_page:
+        steps.append((f"symprune compare {given} --html compare.html", "all of it as a page"))
+    if models and not any(row.get("speed") for row in rows):
+        named = " ".join(shlex.quote(row["given"]) for row in models)
+        steps.append((f"symprune bench {named}", "speed and memory"))
+    dense = next((row for row in models if row["what"] == "dense"), None)
+    changed = next((row for row in models if row["what"] in ("pruned", "packed")), None)
+    if dense is not None and changed is not None and _share_a_tokenizer(record):
+        command = f"symprune eval --model {_name(changed)} --against {_name(dense)}"
+        steps.append((command, "how far its predictions are"))
+    if changed is not None and not any(row.get("tasks") for row in rows):
+        command = f"symprune eval --model {_name(changed)} --tasks default"
+        steps.append((command, "zero-shot accuracy"))
+    return steps[:STEPS]
+
+
+def _name(row: Row) -> str:
+    """A model without the type that it was given."""
+    return shlex.quote(str(row.get("name", row["given"])))
 
 
 def _table(heading: str, labels: Sequence[str], found: Mapping[str, list[str]]) -> Iterator[Table]:

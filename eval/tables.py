@@ -25,7 +25,7 @@ def summary(record: Mapping[str, Any]) -> Table:
         label = f"perplexity, {entry['data']} ({entry['windows']} x {entry['seqlen']} tokens)"
         table.add_row(label, f"{entry['dense']:.2f}", f"{entry['pruned']:.2f}")
         if apart := entry.get("divergence"):
-            table.add_row("  KL(dense || pruned), nats a token", "", f"{apart['kl']:.3f}")
+            table.add_row("  KL(dense || pruned), nats a token", "", f"{apart['kl']:.3g}")
             table.add_row("  same likeliest token", "", percent(apart["agreement"]))
     if change := _change(record["layers"], *ERRORS["held-out"]):
         table.add_row("relative error of a layer, held-out tokens", "", change)
@@ -51,10 +51,12 @@ def summary(record: Mapping[str, Any]) -> Table:
 def against(found: Mapping[str, Any]) -> Table:
     """How far a model is from another."""
     size = f"{found['windows']} x {found['seqlen']} tokens"
-    table = Table(title=f"Against {found['model']}, {size}", title_justify="left")
-    table.add_column("KL, nats a token", justify="right")
-    table.add_column("same likeliest token", justify="right")
-    table.add_row(f"{found['kl']:.4f}", percent(found["agreement"]))
+    title = f"Against {found['model']}, {size}"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column("", style="bold")
+    table.add_column("", justify="right")
+    table.add_row("KL, nats a token", f"{found['kl']:.3g}")
+    table.add_row("same likeliest token", percent(found["agreement"]))
     return table
 
 

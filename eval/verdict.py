@@ -27,10 +27,9 @@ def _sent(record: Mapping[str, Any]) -> str:
     federated = _mapping(record.get("federated"))
     traffic = _mapping(federated.get("traffic"))
     clients, weights = traffic.get("clients"), traffic.get("weights_bytes")
-    ways = traffic.get("bytes_up"), traffic.get("bytes_down")
-    if not (type(clients) is int and is_number(weights) and all(map(is_number, ways))):
+    up, down = traffic.get("bytes_up"), traffic.get("bytes_down")
+    if not (type(clients) is int and is_number(weights) and is_number(up) and is_number(down)):
         return ""
-    up, down = ways
     told = f"{clients} clients kept their text" if clients > 1 else "The client kept its text"
     said = f"{told} and exchanged {size(up + down)} with the server"
     share = f"{percent_of((up + down) / weights)} of what the weights would take"

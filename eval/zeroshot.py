@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lm_eval
 import torch
@@ -21,6 +21,9 @@ from rich.table import Table
 
 from symprune.errors import SympruneError
 from symprune.eval.harness_tasks import HarnessTask, load_tasks, quiet, subjects
+
+if TYPE_CHECKING:
+    from symprune.eval.harness_model import Foresee
 
 THESIS_TASKS = (
     "boolq",
@@ -122,6 +125,7 @@ def evaluate(
     num_fewshot: int = 0,
     batch_size: int | str = "auto",
     device: str | torch.device | None = None,
+    foresee: Foresee | None = None,
 ) -> ZeroShotResult:
     """Score a causal language model on harness tasks.
 
@@ -132,6 +136,8 @@ def evaluate(
         limit: score only the first `limit` documents of each task.
         batch_size: requests per forward pass, or "auto".
         device: where to run; by default where the model is.
+        foresee: told of the requests of each kind and of the seconds they take; where it returns
+            False they are not made, and the scores mean nothing.
     """
     if limit is not None and limit < 1:
         raise SympruneError(f"The limit on documents per task must be at least 1, not {limit}.")
@@ -139,7 +145,7 @@ def evaluate(
     loaded = load_tasks(tasks, task_data, num_fewshot)
     if device is not None:
         model.to(device)
-    scores = _score(model, tokenizer, loaded, limit, num_fewshot, batch_size)
+    scores = _score(model, tokenizer, loaded, limit, num_fewshot, batch_size, foresee)
     return ZeroShotResult(tuple(_put_together(scores)), limit, num_fewshot)
 
 
@@ -177,6 +183,7 @@ def _score(
     limit: int | None,
     shots: int,
     batch_size: int | str,
+    foresee: Foresee | None,
 ) -> list[TaskScore]:
     """Run all tasks in one pass over their requests.
 
@@ -191,7 +198,7 @@ def _score(
         item.task.set_fewshot_seed(EXAMPLES_SEED)
     try:
         with quiet():
-            harness_model = HarnessModel(model, tokenizer, batch_size)
+            harness_model = HarnessModel(model, tokenizer, batch_size, foresee)
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 results = lm_eval.evaluate(
                     lm=harness_model,

@@ -7,8 +7,11 @@ runs alone: that is the path a deployment takes, and it gives the same bits.
 from __future__ import annotations
 
 import math
+import statistics
+import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from symprune.fed.wire.parcel import Parcel, collect, merge
 
 Record = dict[str, Any]
 START = ", start "  # before the checksum of the start point, in the name of a run
+TIMED, PATIENCE = 3, 2.0  # turns, or seconds, after which the pace of a run is known
 WORSE = 10  # times its loss at the start, and a run counts as diverged
 
 
@@ -118,6 +122,7 @@ def simulate(
     progress: Callable[[Record], None] = lambda record: None,
     threads: int = 1,
     stop: Callable[[Record], bool] | None = None,
+    foresee: Callable[[Pace], bool] | None = None,
 ) -> Result:
     """Run `rounds` turns and return the last states, the ledger and the history.
 
@@ -133,7 +138,8 @@ def simulate(
     checkpoint: a file from which the run goes on if it exists, bit for bit, and to which it is
     saved. checkpoint_every: turns between two saves. progress: called with every record. threads:
     for torch; with more than one the bits may depend on the machine. stop: called with every
-    record, ends the run when it returns True."""
+    record, ends the run when it returns True. foresee: told once, behind the first turns, how fast
+    the run is; it ends there, without a last record, when that returns False."""
     if rounds < 0 or evaluate_every < 0:
         raise SympruneError("Rounds and evaluate_every must not be negative.")
     if checkpoint_every < 1:
@@ -169,13 +175,25 @@ def simulate(
             state.history.append({"round": state.turn, **numbers, **ledger.totals()})
             return state.history[-1]
 
+        stopwatch = _Stopwatch()
         if not state.history:
-            record()
+            stopwatch.of_evaluation(record)
+        elif foresee is not None and evaluate_every:  # a run that goes on has its start already
+            stopwatch.of_evaluation(
+                lambda: _measure(algorithm, problem, state.server, state.client, goal, with_norm)
+            )
         while state.turn < rounds:
             turn = Turn(state.turn, seed, problem.clients, torch.arange(problem.clients))
-            state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
+            with stopwatch.turn():
+                state.server, state.client = engine.turn(state.server, state.client, turn, ledger)
             state.turn += 1
             last = state.turn == rounds
+            if foresee is not None and (last or stopwatch.knows):
+                left = rounds - state.turn
+                evaluations = left // evaluate_every if evaluate_every else 0
+                if not foresee(stopwatch.pace(left, evaluations)):
+                    break
+                foresee = None
             if last or (evaluate_every and state.turn % evaluate_every == 0):
                 entry = record()
                 progress(entry)
@@ -221,6 +239,47 @@ def _start(problem: Problem, seed: int, x0: Tensor | None) -> tuple[str, Tensor]
         )
     check(bool(torch.isfinite(x0).all()), "The start point holds NaN or infinity.")
     return f"{zlib.crc32(x0.cpu().contiguous().numpy().tobytes()):08x}", x0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a turn takes and an evaluation, and how many of each are left."""
+
+    turn: float
+    evaluation: float
+    turns: int
+    evaluations: int
+
+    @property
+    def left(self) -> float:
+        return self.turn * self.turns + self.evaluation * self.evaluations
+
+
+class _Stopwatch:
+    """Times the first turns, of which the first of all sets things up: the median of a few, or of
+    as many as there is patience for."""
+
+    def __init__(self) -> None:
+        self.turns: list[float] = []
+        self.evaluation = 0.0
+
+    @property
+    def knows(self) -> bool:
+        return len(self.turns) == TIMED or sum(self.turns) > PATIENCE
+
+    def of_evaluation(self, work: Callable[[], object]) -> None:
+        begun = time.perf_counter()
+        work()
+        self.evaluation = time.perf_counter() - begun
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.turns.append(time.perf_counter() - begun)
+
+    def pace(self, turns: int, evaluations: int) -> Pace:
+        return Pace(statistics.median(self.turns), self.evaluation, turns, evaluations)
 
 
 @dataclass

@@ -101,7 +101,7 @@ FED_USES = {
     "problems": {"maskset", "token_loss", *TENSORS},
     "adapters": {"card", "checkpoint", "maskset", *BASE},
     "pruning": {"symprune", "jobs", "checkpoint", "engine", "eval", *ARTEFACTS},
-    "cli": {"cli", "eval", "recipe", "tracking", *TENSORS},
+    "cli": {"cli", "eval", "jobs", "recipe", "tracking", *TENSORS},
 }
 
 

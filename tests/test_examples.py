@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+import families
 import loopback
 import pytest
+import torch
 
 import symprune
-from symprune.fed import ALGORITHMS
+from symprune import Recipe
+from symprune.checkpoint.packed import pack
+from symprune.fed import ALGORITHMS, build
+from symprune.jobs import pruning
 from symprune.refine import REFINEMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +117,42 @@ def test_the_code_of_a_worked_page_runs(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     names: dict[str, object] = {}
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"{page}.md", "exec", dont_inherit=True), names)
+
+
+# Pages whose code begins with what a reader has: a model, texts, a function.
+CONTINUED = (
+    "running",
+    "threat-model",
+    *(f"federated/{name}" for name in ("cohort_squeeze", "fedsparse", "pruning", "scafflix")),
+    "federated/similarity_network",
+)
+
+
+@pytest.fixture(scope="module")
+def at_hand(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a packed model named PACKED."""
+    folder = tmp_path_factory.mktemp("reader")
+    recipe = Recipe("magnitude", calibration="builtin", nsamples=2, seqlen=16)
+    pruning.prune(pruning.Job(str(tiny_folder), recipe, folder / "half", evaluate=False))
+    pack(folder / "half", folder / "PACKED")
+    return folder
+
+
+@pytest.mark.parametrize("page", CONTINUED)
+def test_the_code_of_a_page_runs_with_what_a_reader_has(
+    page: str, at_hand: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(at_hand)
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    tokens = [torch.arange(32).view(2, 16) + first for first in (3, 40)]
+    names: dict[str, object] = {
+        "build": build, "model": families.model("smollm"), "tokens_of_one": tokens[0],
+        "tokens_of_another": tokens[1],
+    }  # fmt: skip
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
     for block in blocks:
         exec(compile(block, f"{page}.md", "exec", dont_inherit=True), names)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
 from symprune import __version__
+
+OPTION = re.compile(r"(?<!\S)--?[a-z][\w-]*")
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,11 @@ def verdict(text: str) -> str:
 
 
 def command(text: str) -> str:
-    """A line for a terminal, with a button that copies it."""
+    """A line for a terminal, with a button that copies it; no option is broken at its hyphens."""
+    shown = OPTION.sub(r'<span class="option">\g<0></span>', escape(text))
     return (
         '<div class="command"><pre tabindex="0" role="region" aria-label="Command">'
-        f"<code>{escape(text)}</code></pre>"
+        f"<code>{shown}</code></pre>"
         '<button type="button" class="copy" hidden>Copy</button></div>'
     )
 

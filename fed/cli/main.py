@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,8 @@ from rich.table import Table
 
 from symprune.cli import console
 from symprune.cli import options as o
+from symprune.cli.screen.help import App
+from symprune.cli.showing import Foreseen, show_forecast
 from symprune.errors import SympruneError
 from symprune.fed.cli import policy
 from symprune.fed.cli.deploy import BILL, bill_table, deploy, warn_of_loss
@@ -37,12 +40,13 @@ from symprune.validation import check_positive, parse_assignments
 if TYPE_CHECKING:  # torch is imported by what a command does, not by its help
     from symprune.fed.compare.runs import Line
     from symprune.fed.problems.problem import Problem
-    from symprune.fed.simulate import Record, Result
+    from symprune.fed.simulate import Pace, Record, Result
 
 Device = Annotated[str, typer.Option(help="Where it runs: cpu, cuda, cuda:1, ...")]
+MEASURED = "What is measured"
 HISTORY, MODEL = "history.json", "model.safetensors"
 
-app = typer.Typer(
+app = App(
     help="Federated sparse training, and pruning with text that stays where it is.",
     no_args_is_help=True,
 )
@@ -83,13 +87,22 @@ def run(
     l2: Annotated[float, typer.Option(help="Ridge l2/2 ||w||^2.")] = 1e-3,
     weighting: Annotated[str, typer.Option(help="A client's rows: mean, size or sum.")] = "mean",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    client_test_share: Annotated[float, typer.Option(help="Rows kept for clients' own tests.")] = 0,
+    client_test_share: Annotated[
+        float, typer.Option(help="Rows kept for clients' own tests.", rich_help_panel=MEASURED)
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     evaluate_every: Annotated[
-        int | None, typer.Option(help="Rounds between evaluations, 0: none; a hundredth of all.")
+        int | None,
+        typer.Option(
+            help="Rounds between evaluations, 0: none; a hundredth of all.",
+            rich_help_panel=MEASURED,
+        ),
     ] = None,
     gradient_norm: Annotated[
-        bool | None, typer.Option(help="Measure the gradient's norm; for linear models.")
+        bool | None,
+        typer.Option(
+            help="Measure the gradient's norm; for linear models.", rich_help_panel=MEASURED
+        ),
     ] = None,
     clients_at_once: Annotated[
         int | None, typer.Option(help="Size of the stacks clients are computed in.")
@@ -104,21 +117,29 @@ def run(
     rate: Rate = 1.0,
     honest: Honest = None,
     device: Device = "cpu",
-    gap: Annotated[bool, typer.Option(help="Also solve centrally and report the gap.")] = False,
+    gap: Annotated[
+        bool,
+        typer.Option(
+            "--gap", help="Also solve centrally and report the gap.", rich_help_panel=MEASURED
+        ),
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to and resume from.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for history and model.")] = None,
     report_to: o.ReportTo = None,
-    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+    dry_run: o.DryRun = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Run one algorithm on one federated problem."""
     from symprune.criteria import allow_code
     from symprune.fed.algorithms import choose
+    from symprune.fed.cli.forecast import forecast_run
     from symprune.fed.devices import read_device
     from symprune.fed.problems.make import make_problem
     from symprune.fed.problems.models.user_code import allow_code as allow_own_code
     from symprune.fed.simulate import simulate
+    from symprune.machine import memory
     from symprune.tracking.figures import add_round
     from symprune.tracking.tracker import choose as choose_loggers
     from symprune.tracking.tracker import tracked
@@ -141,8 +162,9 @@ def run(
         from symprune.fed.private_users import private_users
 
         chosen = private_users(chosen, promised)
-    if output is not None:
+    if output is not None and not dry_run:
         _make(output, HISTORY, MODEL, BILL)
+    begun, held = time.perf_counter(), memory.now()
     problem = make_problem(
         data,
         model,
@@ -158,13 +180,22 @@ def run(
     )
     name = output.name if output else chosen.name
     settings = {"algorithm": repr(chosen), "problem": problem.name, "rounds": rounds, "seed": seed}
+    placed = problem.to(place)
+    told: list[Record] = []
+    foreseen = Foreseen(console.remark, dry_run)
+
+    def foresee(pace: Pace) -> bool:
+        spent = time.perf_counter() - begun
+        return foreseen.go_on(forecast_run(chosen, placed, rounds, pace, held, spent, output))
+
     with (
-        tracked(loggers, name, settings, console.remark, console.warn) as tracker,
+        tracked(
+            [] if dry_run else loggers, name, settings, console.remark, console.warn
+        ) as tracker,
         console.display(not quiet) as shown,
     ):
         shown.tell(f"{chosen.name} on {problem.name}")
-
-        told = []
+        foreseen.tell = shown.tell
 
         def progress(record: Record) -> None:
             shown.count("rounds", record["round"], rounds, _now(record))
@@ -173,7 +204,7 @@ def run(
 
         result = simulate(
             chosen,
-            problem.to(place),
+            placed,
             rounds,
             seed=seed,
             evaluate_every=max(1, rounds // 100) if evaluate_every is None else evaluate_every,
@@ -182,10 +213,15 @@ def run(
             clients_at_once=clients_at_once,
             robust=robust,
             checkpoint=checkpoint,
+            checkpoint_every=rounds if dry_run else 1,
             progress=progress,
+            foresee=foresee,
         )
         for record in result.history[: -len(told) or None]:  # the start, and of an earlier attempt
             add_round(tracker, record)
+    if dry_run:
+        show_forecast(foreseen.found, None)
+        return
     bill = result.ledger.bill(result.history[-1]["round"])
     console.out.print(_result_table(result, problem))
     console.out.print(bill_table(bill))
@@ -242,8 +278,10 @@ def compare(
     ),
     device: Device = "cpu",
     report_to: o.ReportTo = None,
+    dry_run: o.DryRun = False,
 ) -> None:
     """Several algorithms on one problem: a table and a plot of accuracy against bytes."""
+    from symprune.fed.cli.forecast import forecast_comparison
     from symprune.fed.compare.plan import read_plan
     from symprune.fed.compare.runs import Setting, run_entry, summary
     from symprune.fed.devices import read_device
@@ -253,22 +291,34 @@ def compare(
     from symprune.tracking.tracker import choose as choose_loggers
     from symprune.tracking.tracker import tracked
 
-    plan, place = read_plan(file), read_device(device)
+    begun, plan, place = time.perf_counter(), read_plan(file), read_device(device)
     loggers = choose_loggers(report_to or [])
-    _make(output, "histories.json", "summary.json", BILL)
+    if not dry_run:
+        _make(output, "histories.json", "summary.json", BILL)
     problem = make_problem(**plan.problem)
     optimum = _optimum(problem) if plan.metric in ("gap", "distance") else None
     setting = Setting(plan.rounds, plan.seeds, plan.metric, plan.evaluate_every, optimum)
     settings = {"plan": str(file), "problem": problem.name, "rounds": plan.rounds}
+    there = problem.to(place)
+    lines: list[Line] = []
     with (
-        tracked(loggers, output.name, settings, console.remark, console.warn) as tracker,
+        tracked(
+            [] if dry_run else loggers, output.name, settings, console.remark, console.warn
+        ) as tracker,
         console.display() as shown,
     ):
-        there = problem.to(place)
-        lines = [
-            run_entry(there, entry, setting, shown.tell, partial(add_round, tracker))
-            for entry in plan.entries
-        ]
+        foreseen = Foreseen(shown.tell, dry_run)
+        found = forecast_comparison(
+            plan, there, setting, output, shown.tell, time.perf_counter, begun
+        )
+        if foreseen.go_on(found):
+            lines = [
+                run_entry(there, entry, setting, shown.tell, partial(add_round, tracker))
+                for entry in plan.entries
+            ]
+    if dry_run:
+        show_forecast(found, None)
+        return
     rows = summary(lines, plan.metric, plan.targets, problem.clients)
     console.out.print(_summary_table(rows, problem.name))
     from symprune.fed.compare.plots import plot, plot_bill

@@ -9,9 +9,10 @@ import typer
 from rich.table import Table
 
 from symprune.cli import console
+from symprune.cli.screen.help import App
 from symprune.errors import SympruneError
 
-app = typer.Typer(help="What a server may ask of this machine.", no_args_is_help=True)
+app = App(help="What a server may ask of this machine.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="The policy, a YAML file.")]
 
 

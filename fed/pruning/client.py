@@ -26,10 +26,9 @@ from symprune.fed.pruning import (
     exposure,
     messages,
     noise,
-    packed_stats,
     secure_rounds,
 )
-from symprune.fed.pruning.aggregate import ballots, grams
+from symprune.fed.pruning.aggregate import ballots, grams, packed_stats
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, SHARE, UNMASK, Settings
 from symprune.fed.pruning.refusals import check_asked, check_insisted, check_once
 from symprune.fed.secure import masking

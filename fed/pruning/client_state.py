@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from symprune.errors import SympruneError
 from symprune.fed.pruning.aggregate.ballots import Ballot
 from symprune.fed.pruning.aggregate.grams import Half
+from symprune.fed.pruning.aggregate.packed_stats import Packed
 from symprune.fed.pruning.messages import Settings, read_recipe
-from symprune.fed.pruning.packed_stats import Packed
 from symprune.fed.secure.party import Party
 from symprune.machine import durable
 from symprune.maskset import MaskSet

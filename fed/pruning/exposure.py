@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning import packed_stats
+from symprune.fed.pruning.aggregate import packed_stats
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.messages import Settings
 from symprune.models.matrices import Matrix

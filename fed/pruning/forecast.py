@@ -9,8 +9,8 @@ from torch import Tensor
 from symprune.engine import forward
 from symprune.engine.collect import collect
 from symprune.eval.tables import size
-from symprune.fed.pruning import messages, packed_stats
-from symprune.fed.pruning.aggregate import grams
+from symprune.fed.pruning import messages
+from symprune.fed.pruning.aggregate import grams, packed_stats
 from symprune.fed.pruning.aggregate.ballots import STATISTICS, count_removed, vote_type
 from symprune.fed.pruning.server import Server
 from symprune.fed.secure import keys, letters, shares

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from symprune.errors import SympruneError
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import AGGREGATES, STATISTICS, vote_type
-from symprune.fed.pruning.packed_stats import Part, layout, length
+from symprune.fed.pruning.aggregate.packed_stats import Part, layout, length
 from symprune.fed.secure import collector, graph, keys
 from symprune.fed.secure.masking import WIDE, WORDS
 from symprune.fed.wire.payload import Expected, Shape, decode_as, encode_message, first_field

@@ -24,7 +24,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed import privacy
 from symprune.fed.mechanism import UNITS, Draw, clip_to_whole, release
-from symprune.fed.pruning.packed_stats import Packed, Part, length
+from symprune.fed.pruning.aggregate.packed_stats import Packed, Part, length
 from symprune.fed.secure import graph
 from symprune.stats import SQUARE, TOTAL
 

@@ -21,8 +21,8 @@ from symprune.engine.collect import Collector, collect
 from symprune.engine.visit.pruning import WalkPlan, prune_block
 from symprune.errors import SympruneError
 from symprune.fed.problems.models.fingerprint import digest
-from symprune.fed.pruning import exposure, messages, noise, packed_stats
-from symprune.fed.pruning.aggregate import ballots, bounds, grams, totals
+from symprune.fed.pruning import exposure, messages, noise
+from symprune.fed.pruning.aggregate import ballots, bounds, grams, packed_stats, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.aggregate.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings

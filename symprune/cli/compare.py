@@ -10,7 +10,13 @@ import typer
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, expand
-from symprune.cli.showing import Showing, show_samples
+from symprune.cli.showing import (
+    Foreseen,
+    Showing,
+    conclude_comparison,
+    show_forecast,
+    show_samples,
+)
 from symprune.machine import durable
 
 PERPLEXITY = "Perplexity"
@@ -48,6 +54,7 @@ def compare(
     ] = False,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    dry_run: o.DryRun = False,
     json_file: o.JsonFile = None,
     html_file: Html = None,
     loading: Loading,
@@ -75,15 +82,19 @@ def compare(
     )  # fmt: skip
     console.prepare_libraries()
     with console.display() as shown:
-        record = job.compare(asked, shown.tell, shown.begin, shown.watch_eval)
+        foreseen = Foreseen(shown.tell, dry_run)
+        record = job.compare(asked, shown.tell, shown.begin, shown.watch_eval, foreseen.go_on)
+    if dry_run:
+        show_forecast(foreseen.found, json_file)
+        return
     for part in comparison.show(record, console.out.width):
         console.out.print(part)
     show_samples(record)
     console.notes(record["notes"])
-    console.conclude(comparison.verdict(record))
     o.write_json(json_file, record)
     if html_file is not None:
         console.say_saved(write_comparison(record, html_file))
+    conclude_comparison(record, html_file is not None)
 
 
 @expand
@@ -132,6 +143,7 @@ def recommend(
     ] = 8,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    dry_run: o.DryRun = False,
     json_file: o.JsonFile = None,
     loading: Loading,
 ) -> None:
@@ -162,11 +174,17 @@ def recommend(
     )  # fmt: skip
     console.prepare_libraries()
     with console.display() as shown:
+        foreseen = Foreseen(shown.tell, dry_run)
         try:
-            record = job.recommend(wish, shown.tell, shown.watch, shown.watch_eval, shown.begin)
+            record = job.recommend(
+                wish, shown.tell, shown.watch, shown.watch_eval, shown.begin, foreseen.go_on
+            )
         except KeyboardInterrupt as error:
             kept = f"Interrupted: what was tried is kept in {wish.file}; the same command goes on."
             raise Interrupted(kept) from error
+    if dry_run:
+        show_forecast(foreseen.found, json_file)
+        return
     for part in recommendation.show(record, console.out.width):
         console.out.print(part, highlight=False)
     console.conclude(recommendation.verdict(record))

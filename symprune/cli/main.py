@@ -20,9 +20,10 @@ from symprune.cli import (
     run,
     share,
 )
+from symprune.cli.screen.help import App
 from symprune.fed.cli.main import app as federated
 
-app = typer.Typer(
+app = App(
     help="Make a pretrained language model sparse without training it, and see what was kept.",
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -13,12 +14,9 @@ from rich.text import Text
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, TrustRemoteCode, expand
-from symprune.cli.showing import show_forecast
+from symprune.cli.showing import Foreseen, show_forecast
 from symprune.errors import SympruneError
 from symprune.machine import durable
-
-if TYPE_CHECKING:
-    from symprune.jobs.estimate.forecast import Forecast
 
 
 @expand
@@ -82,8 +80,8 @@ def evaluate(
     """
     if not tasks and (task_data or limit or num_fewshot or batch_size != "auto"):
         raise SympruneError("--task-data, --num-fewshot, --limit and --batch-size go with --tasks.")
-    if tasks and dry_run:
-        raise SympruneError("--dry-run is about perplexity: leave out --tasks.")
+    if tasks and data and dry_run:
+        raise SympruneError("--dry-run is of tasks or of perplexity: leave out --data or --tasks.")
     if tasks and against and not data:
         raise SympruneError("--against compares on a text: leave out --tasks, or give --data.")
     durable.check_file(json_file, o.JSON)
@@ -92,19 +90,26 @@ def evaluate(
     if tasks:
         from symprune.checkpoint.load import load_computing
         from symprune.eval import zeroshot
+        from symprune.jobs.estimate.tasks import TasksAhead
         from symprune.models import hub
 
-        names = zeroshot.choose_tasks(tasks)
+        names, begun = zeroshot.choose_tasks(tasks), time.perf_counter()
         zeroshot.check_tasks(names, task_data, num_fewshot)
         with console.display() as shown:
             shown.tell(f"Loading {model}")
             origin, where = hub.resolve(model, loading.access()), hub.pick_device(device)
-            loaded, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
+            loaded, stored = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
             tokenizer = hub.load_tokenizer(origin)
+        foreseen = Foreseen(console.remark, dry_run)
+        ahead = TasksAhead(names, loaded, stored, device, begun, foreseen.go_on)
         result = zeroshot.evaluate(
             loaded, tokenizer, names,
             task_data=task_data, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size,
+            foresee=ahead.foresee,
         )  # fmt: skip
+        if dry_run:
+            show_forecast(foreseen.found, json_file)
+            return
         console.out.print(zeroshot.table(result))
         record["zeroshot"] = result.to_json()
         del loaded
@@ -112,22 +117,15 @@ def evaluate(
         from symprune.eval import tables
         from symprune.jobs.evaluate import evaluate as measure
 
-        found: list[Forecast | None] = []
         with console.display() as shown:
-
-            def go_on(forecast: Forecast | None) -> bool:
-                found.append(forecast)
-                for said in () if dry_run or forecast is None else forecast.sentences():
-                    shown.tell(said)
-                return not dry_run
-
+            foreseen = Foreseen(shown.tell, dry_run)
             measured = measure(
                 model, data or "wikitext2", seqlen, windows, dtype, device,
                 shown.tell, shown.watch_eval, loading.access(), bos or "auto", compute_dtype,
-                against, go_on,
+                against, foreseen.go_on,
             )  # fmt: skip
         if dry_run:
-            show_forecast(found[0], json_file)
+            show_forecast(foreseen.found, json_file)
             return
         table = Table("model", "data", "windows", "seqlen", "perplexity")
         table.add_row(

@@ -55,8 +55,8 @@ Calibration = Annotated[
     typer.Option(
         rich_help_panel=CALIBRATION,
         help="c4, wikitext2, builtin (Python's documentation, no network), self (the model writes "
-        "it), hf:ORG/NAME:CONFIG:SPLIT:COLUMN, a file (text, .jsonl, .parquet) or folder, or "
-        "several: 'c4*0.7 + mine.jsonl*0.3'. [dim]\\[default: c4][/dim]",
+        "it), hf:ORG/NAME (with :CONFIG:SPLIT:COLUMN), a file (text, .jsonl, .parquet) or folder, "
+        "or several: 'c4*0.7 + mine.jsonl*0.3'. [dim]\\[default: c4][/dim]",
     ),
 ]
 NSamples = Annotated[

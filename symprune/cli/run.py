@@ -11,6 +11,7 @@ from rich.text import Text
 from symprune.cli import console
 from symprune.cli import options as o
 from symprune.cli.groups import Loading, expand
+from symprune.cli.showing import Foreseen, show_forecast
 from symprune.machine import durable
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def bench(
     ] = 512,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    dry_run: o.DryRun = False,
     json_file: o.JsonFile = None,
     html_file: Annotated[
         Path | None, typer.Option("--html", help="Also draw the result as one HTML page.")
@@ -84,9 +86,14 @@ def bench(
         device,
     )  # fmt: skip
     with console.display() as shown:
+        foreseen = Foreseen(shown.tell, dry_run)
         record = measure(
-            models, plan, dtype, shown.tell, shown.begin, shown.watch_eval, loading.access()
-        )
+            models, plan, dtype, shown.tell, shown.begin, shown.watch_eval, loading.access(),
+            foreseen.go_on,
+        )  # fmt: skip
+    if dry_run:
+        show_forecast(foreseen.found, json_file)
+        return
     console.out.print(tables.bench(record))
     console.notes(record["notes"])
     console.conclude(page.verdict(record))

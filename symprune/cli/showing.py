@@ -4,7 +4,7 @@ what happened, and what to do next; and what a run would take."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,21 +75,50 @@ def conclude(record: Mapping[str, Any]) -> None:
     _next(next_steps(record, record["output"]))
 
 
+def conclude_comparison(record: Mapping[str, Any], has_page: bool) -> None:
+    """The same about several models."""
+    from symprune.eval.comparison import next_steps, verdict
+
+    console.conclude(verdict(record))
+    _next(next_steps(record, has_page))
+
+
 def conclude_sweep(results: list[dict[str, Any]], output: Path) -> None:
     """One sentence about the cells of a sweep, and what goes on from their file."""
     from symprune.eval.report.cells import of_results
     from symprune.eval.report.sweep import verdict
+    from symprune.wording import counted
 
     console.conclude(verdict(of_results(results)))
-    console.say(f"{len(results)} cells in ", (str(output), "bold"))
+    console.say(f"{counted(len(results), 'cell')} in ", (str(output), "bold"))
     page = shlex.quote(f"{output.stem}.html")
     _next([(f"symprune report {shlex.quote(str(output))} -o {page}", "pictures, and the recipes")])
 
 
-def _next(steps: list[tuple[str, str]]) -> None:
-    console.say("Next:")
+def _next(steps: Sequence[tuple[str, str]]) -> None:
+    if steps:
+        console.say("Next:")
     for command, purpose in steps:
         console.say("  ", (command, "cyan"), f"  # {purpose}")
+
+
+class Foreseen:
+    """What a run takes, where it is told before it begins: said, and kept for --dry-run, with which
+    the run does not go on."""
+
+    def __init__(self, tell: Callable[[str], None], dry_run: bool) -> None:
+        self.tell, self.dry_run = tell, dry_run
+        self.found: Forecast | None = None
+
+    def go_on(self, found: Forecast | None) -> bool:
+        """Whether the run begins; an error where it cannot fit."""
+        self.found = found
+        if self.dry_run or found is None:
+            return not self.dry_run
+        found.check()
+        for said in found.sentences():
+            self.tell(said)
+        return True
 
 
 def show_forecast(forecast: Forecast | None, json_file: Path | None) -> None:

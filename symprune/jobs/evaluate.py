@@ -28,6 +28,7 @@ from symprune.jobs.estimate.timed import Place
 from symprune.jobs.estimate.work import Work
 from symprune.jobs.measures import read_bos
 from symprune.jobs.quality.against import measure_against
+from symprune.jobs.quality.divergence import WINDOWS as COMPARED
 from symprune.jobs.quality.divergence import InMemory, OnDisk, Walkable
 from symprune.jobs.quality.overlap import warn_of_folder
 from symprune.machine import compute
@@ -48,11 +49,13 @@ def evaluate(
     begin: str = "auto",
     compute_dtype: str = "auto",
     against: str | None = None,
-    go_on: Callable[[Forecast | None], bool] = lambda _: True,
+    go_on: Callable[[Forecast | None], bool] | None = None,
+    loaded: Any = None,
 ) -> dict[str, Any]:
     """Perplexity of a saved model on a held-out text, as a record. begin says whether windows begin
     with BOS; against is a dense model that it is compared with. go_on is told what it will take,
-    None where that cannot be told, and says whether to go on: if not, nothing is measured."""
+    None where that cannot be told, and says whether to go on: if not, nothing is measured. loaded:
+    the model, if it is in memory already."""
     begun = time.perf_counter()
     hub.check_dtype(dtype)
     check_choice("compute-dtype", compute_dtype, compute.CHOICES)
@@ -64,14 +67,14 @@ def evaluate(
     ids = calibration.evaluation_tokens(data, tokenizer)
     folder = local_folder(origin)
     walk: Callable[[], Walkable]
-    if folder is None:
-        tell(f"Loading {model_name}")
-        model, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
+    forecast = partial(_forecast, ids, seqlen, max_windows, device, begun, against is not None)
+    if folder is None or loaded is not None:
+        model = loaded
+        if model is None:
+            tell(f"Loading {model_name}")
+            model, _ = load_computing(origin, dtype, where, compute_dtype, dequantize=False)
         computed = model.dtype
-        foreseen = attempt(
-            lambda: _forecast(Loaded(model), ids, seqlen, max_windows, device, 1, begun)
-        )
-        if not go_on(foreseen):
+        if go_on is not None and not go_on(attempt(lambda: forecast(Loaded(model), 1))):
             return {}
         found = bos.decide(begin, tokenizer, config, bos.in_memory(model))
         tell(f"Perplexity on {data}")
@@ -83,10 +86,7 @@ def evaluate(
         computed = compute.pick(compute_dtype, stored_dtype(dtype, config, source), where)
         streamed = StreamedModel(source, config, dtype, where, trusted, computed)
         at_once = streamed_perplexity.windows_at_once(streamed, seqlen, 1)
-        foreseen = attempt(
-            lambda: _forecast(streamed, ids, seqlen, max_windows, device, at_once, begun)
-        )
-        if not go_on(foreseen):
+        if go_on is not None and not go_on(attempt(lambda: forecast(streamed, at_once))):
             return {}
         kept = read_bos(folder) if begin == "auto" else None
         found = kept or bos.decide(
@@ -117,21 +117,27 @@ def evaluate(
 
 
 def _forecast(
-    place: Place,
     ids: Tensor,
     seqlen: int,
     max_windows: int | None,
     device: str,
-    at_once: int,
     begun: float,
+    compared: bool,
+    place: Place,
+    at_once: int,
 ) -> Forecast:
-    """What measuring takes; begun: when the command did."""
+    """What measuring takes; begun: when the command did; compared: with a dense model, of which is
+    assumed that it is as fast."""
     windows = len(cut(ids, seqlen, max_windows))
+    both = min(windows, max_windows or COMPARED) if compared else 0
     work = Work(
-        blocks=0, of_blocks=len(place.layout.blocks), windows=windows, measured=1,
+        blocks=0, of_blocks=len(place.layout.blocks), windows=windows + 2 * both, measured=1,
         at_once=at_once, seqlen=seqlen,
     )  # fmt: skip
+    what = f"Perplexity on {windows} windows of {seqlen} tokens"
+    if both:
+        what += f", predictions beside another model's on {both}"
     return forecast_recipes(
-        place, [MEASURE], ids, work, what=f"Perplexity on {windows} windows of {seqlen} tokens",
-        device=device, folder=Path(), spent=time.perf_counter() - begun,
+        place, [MEASURE], ids, work, what=what, device=device, folder=Path(),
+        spent=time.perf_counter() - begun,
     )  # fmt: skip

@@ -199,7 +199,7 @@ class Sweep:
             for name, source in sources.items()
             if source is not None
         }
-        self._dense = [(each, each.detach().clone()) for each in self._changing(recipes)]
+        self._dense = [(each, each.detach().clone()) for each in self.changing(recipes)]
         dense: dict[str, float] | None = None
         for number, recipe in enumerate(recipes):
             begin(number, len(recipes), recipe.describe())
@@ -343,7 +343,7 @@ class Sweep:
         for parameter, dense in self._dense:
             parameter.copy_(dense)
 
-    def _changing(self, recipes: list[Recipe]) -> list[Tensor]:
+    def changing(self, recipes: list[Recipe]) -> list[Tensor]:
         """The parameters a cell may change, each once: where channels are permuted, all."""
         if any(recipe.permuted_parts for recipe in recipes):
             return list(self.model.parameters())

@@ -70,6 +70,56 @@ def test_every_figure_that_is_known_of_any_has_a_row() -> None:
     assert comparison.errors_by_block(RECORD["models"][1], "relative_error") == {0: 0.125, 1: 0.375}
 
 
+def row(label: str, perplexity: float, size: int, decode: float = 0, **others: Any) -> Any:
+    text = {"data": "builtin", "windows": 8, "seqlen": 512, "perplexity": perplexity}
+    speed = {"speed": {"decode_tokens_per_second": decode}} if decode else {}
+    known = {"given": f"runs/{label}", "label": label, "what": "pruned", "sparsity": 0.5}
+    return {**known, "perplexity": text, "weight_bytes": size, **speed, **others}
+
+
+DENSE = row("dense", 36.0, 1000, 10, what="dense", sparsity=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokenizers", "said"),
+    [
+        (
+            [DENSE, row("half", 58.3, 560, 15)],
+            1,
+            "Beside dense, half has 56 % of the size, perplexity 36.0 -> 58.3 (+62 %), decodes 1.5 "
+            "times as fast.",
+        ),
+        (
+            [DENSE, row("half", 58.3, 1001, 10.1), row("most", 90.0, 280)],
+            2,
+            "Beside dense, half is as large, decodes as fast; most has 28 % of the size.",
+        ),
+        ([{"given": "a", "label": "a", "what": "record"}] * 2, 1, ""),
+    ],
+)
+def test_one_sentence_says_what_it_comes_to(rows: list[Any], tokenizers: int, said: str) -> None:
+    assert comparison.verdict({"models": rows, "tokenizers": tokenizers}) == said
+
+
+def test_what_was_measured_on_other_texts_is_not_compared() -> None:
+    other = {"data": "builtin", "windows": 8, "seqlen": 64, "perplexity": 20.0}
+    rows = [DENSE, row("half", 58.3, 560) | {"perplexity": other}]
+    assert "perplexity" not in comparison.verdict({"models": rows})
+
+
+def test_the_next_steps_are_commands_for_what_is_not_known_yet() -> None:
+    dense = row("dense", 36.0, 1000, what="dense")
+    half = row("my half", 58.3, 560, name="runs/my half")
+    steps = [command for command, _ in comparison.next_steps({"models": [dense, half]})]
+    assert steps == [
+        "symprune compare runs/dense 'runs/my half' --html compare.html",
+        "symprune bench runs/dense 'runs/my half'",
+        "symprune eval --model 'runs/my half' --against runs/dense",
+    ]
+    known = row("half", 58.3, 560, 15, tasks={"piqa": 0.6}, what="record")
+    assert comparison.next_steps({"models": [DENSE, known]}, has_page=True) == []
+
+
 @pytest.mark.parametrize("width", [100, 80, 40])
 def test_nothing_is_cut_in_any_width(width: int) -> None:
     text = shown(RECORD, width)
@@ -156,3 +206,18 @@ def test_tries_are_shown_smallest_first_in_any_width(width: int) -> None:
     text = console.export_text()
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     assert text.index("int8") < text.index("fast")
+
+
+def test_every_model_is_held_against_the_first_in_a_sentence() -> None:
+    text = {"data": "builtin", "windows": 8, "seqlen": 512}
+    rows = [
+        {"label": name, "weight_bytes": size, "perplexity": {**text, "perplexity": figure}}
+        for name, size, figure in (("dense", 200, 20.0), ("half", 112, 25.0), ("same", 200, 20.0))
+    ]
+    assert comparison.verdict({"models": rows}) == (
+        "Beside dense, half has 56 % of the size, perplexity 20.0 -> 25.0 (+25 %); same is as "
+        "large, perplexity unchanged at 20.0."
+    )
+    rows[1]["perplexity"] = {**text, "data": "c4", "perplexity": 25.0}
+    assert comparison.verdict({"models": rows[:2]}) == "Beside dense, half has 56 % of the size."
+    assert comparison.verdict(RECORD) == ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from rich.console import Console
 from transformers import (
     AutoModelForCausalLM,
@@ -21,7 +22,7 @@ from transformers import (
 
 from symprune.errors import SympruneError
 from symprune.eval import zeroshot
-from symprune.eval.harness_model import HarnessModel, plan_batches
+from symprune.eval.harness_model import Ahead, HarnessModel, plan_batches
 from symprune.eval.zeroshot import TaskScore, ZeroShotResult, check_tasks, evaluate, table
 
 ALL_TASKS = (*zeroshot.THESIS_TASKS, "piqa")
@@ -60,6 +61,61 @@ def test_scores_are_those_of_the_choices_log_likelihoods(
     spread = torch.tensor(hits, dtype=torch.float64).std().item()
     assert score.stderr == pytest.approx(spread / 3**0.5)
     assert score.samples == 3
+
+
+def test_what_is_ahead_is_counted_and_timed_before_it_is_asked(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    task_data: Path,
+    task_rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Ahead] = []
+    monkeypatch.setattr(HarnessModel, "_time", lambda self, work: work() is None or 1.0)
+
+    def listen(ahead: Ahead) -> bool:
+        told.append(ahead)
+        return True
+
+    tasks = {"tasks": ["piqa", "boolq"], "task_data": task_data}
+    result = evaluate(model, tokenizer, **tasks, foresee=listen)
+    plain = evaluate(model, tokenizer, **tasks)
+    assert result == plain
+    assert [(each.kind, each.count) for each in told] == [("answers", 2 * 3 + 2 * 2)]
+    assert told[0].seconds > 0
+
+
+def test_whoever_only_asks_makes_no_request(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    task_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Ahead] = []
+    monkeypatch.setattr(HarnessModel, "_time", lambda self, work: 2.0)
+    monkeypatch.setattr(HarnessModel, "_model_call", lambda *_, **__: pytest.fail("It is asked."))
+    evaluate(
+        model, tokenizer, ["piqa"], task_data=task_data,
+        foresee=lambda ahead: bool(told.append(ahead)),
+    )  # fmt: skip
+    assert len(told) == 1 and told[0].seconds > 0
+
+
+@pytest.mark.parametrize("kind", ["texts to write", "texts to read"])
+def test_texts_are_foreseen_as_answers_are(
+    kind: str, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    told: list[Ahead] = []
+    seen = HarnessModel(model, tokenizer, 1, lambda ahead: bool(told.append(ahead)))
+    until = {"until": ["."], "max_gen_toks": 7}
+    arguments = {"texts to write": ("Ice is", until), "texts to read": ("Ice is frozen water.",)}
+    request = Instance("generate_until", {}, arguments[kind], 0)
+    if kind == "texts to write":
+        assert seen.generate_until([request] * 3) == ["", "", ""]
+    else:
+        assert seen.loglikelihood_rolling([request] * 3) == [0.0] * 3
+    assert [(ahead.kind, ahead.count) for ahead in told] == [(kind, 3)]
+    assert told[0].seconds > 0
 
 
 def test_all_tasks_of_the_thesis_run_in_one_evaluation_and_say_which_split_they_used(

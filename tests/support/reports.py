@@ -95,3 +95,52 @@ def make_run(folder: Path, family: str = "smollm", **options: Any) -> Path:
     about = {"model": family, "origin": family, "description": recipe.describe()}
     save(folder, model, None, {**about, **made.to_dict(), "perplexity": [figures]}, made.masks)
     return folder
+
+
+def comparison() -> dict[str, Any]:
+    """Four models side by side as `symprune compare` has them, with names that are long."""
+    rows = []
+    for number, name in enumerate(("dense", "wanda", "ria-and-a-long-name-of-a-run", "packed")):
+        layers = [
+            {"name": f"model.layers.{block}.mlp.up_proj.weight", "kind": "mlp.up_proj",
+             "relative_error": 0.1 * number + 0.02 * block, "held_out_error": 0.12 * number}
+            for block in range(6 if number else 0)
+        ]  # fmt: skip
+        text = {"data": "builtin", "windows": 8, "seqlen": 512, "perplexity": 36.0 + 9 * number}
+        rows.append(
+            {"given": f"runs/{name}", "label": name, "what": "pruned" if number else "dense",
+             "sparsity": 0.5 * bool(number), "description": "ria, 50 % per row",
+             "weight_bytes": 10**9 // (number + 1), "bits_per_weight": 16.0 / (number + 1),
+             "perplexity": text, "tasks": {"piqa": 0.625}, "layers": layers,
+             "speed": {"decode_tokens_per_second": 12.5 + number}}
+        )  # fmt: skip
+    shared = {"share": 0.5, "by_chance": 0.25}
+    written = [
+        {"by": row["label"], "text": "one two " * 16, "tokens": 32, "same": 8} for row in rows
+    ]
+    return {
+        "kind": "compare", "models": rows, "tokenizers": 1, "notes": ["Mind this."],
+        "overlap": [[shared] * place + [None] * (4 - place) for place in range(4)],
+        "samples": [{"prompt": "Once upon a time", "continuations": written}],
+        "versions": {"symprune": "1", "torch": "2"},
+    }  # fmt: skip
+
+
+def bench() -> dict[str, Any]:
+    """Three models as `symprune bench` has them."""
+    text = {"data": "builtin", "windows": 24, "seqlen": 512}
+    rows = [
+        {"given": f"runs/{name}", "label": name, "engine": "PyTorch", "dtype": "bfloat16",
+         "packed": [] if times == 1 else ["int4"], "decode_tokens_per_second": 20.0 * times,
+         "decode_times_first": times, "prefill_tokens_per_second": 800.0 / times,
+         "prefill_times_first": 1 / times, "first_token_seconds": 0.16 * times,
+         "memory_bytes": int(3e8 / times), "process_bytes": int(7e8 / times),
+         "file_bytes": int(2.7e8 / times), "bits_per_weight": 16.0 / times,
+         "perplexity": {**text, "perplexity": 12.5 * times}}
+        for name, times in (("dense", 1.0), ("half-and-a-long-name", 1.5), ("int4", 2.5))
+    ]  # fmt: skip
+    return {
+        "kind": "bench", "models": rows, "notes": ["Mind this."], "versions": {"torch": "2"},
+        "plan": {"prompt_tokens": 128, "new_tokens": 32, "rounds": 5, "threads": 2},
+        "machine": {"processor": "A processor with a long name", "cores": 2, "other_work": 0.0},
+    }  # fmt: skip

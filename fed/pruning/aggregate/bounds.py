@@ -18,7 +18,7 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.mechanism import UNITS, deviation
 from symprune.fed.pruning.aggregate import grams
-from symprune.fed.pruning.packed_stats import Packed, Part
+from symprune.fed.pruning.aggregate.packed_stats import Packed, Part
 from symprune.fed.robust import NORM, Defence
 from symprune.stats import SQUARE, TOTAL, ChannelStats
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning.packed_stats import Part
+from symprune.fed.pruning.aggregate.packed_stats import Part
 from symprune.fed.wire.payload import Expected
 from symprune.stats import SQUARE, ChannelStats, Needs
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from symprune.errors import SympruneError
 from symprune.fed.pruning.aggregate import ballots, bounds, grams, totals
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.aggregate.packed_stats import Packed, Part
 from symprune.fed.pruning.aggregate.totals import FALSE, Replies
 from symprune.fed.pruning.messages import Known, Settings
-from symprune.fed.pruning.packed_stats import Packed, Part
 from symprune.fed.robust import KRUM, NORM, Defence
 from symprune.stats import ChannelStats
 

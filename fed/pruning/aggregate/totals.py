@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from symprune.errors import SympruneError
-from symprune.fed.pruning import packed_stats
-from symprune.fed.pruning.aggregate import ballots, grams
+from symprune.fed.pruning.aggregate import ballots, grams, packed_stats
+from symprune.fed.pruning.aggregate.packed_stats import Packed, Part
 from symprune.fed.pruning.messages import Settings
-from symprune.fed.pruning.packed_stats import Packed, Part
 from symprune.fed.robust import Defence
 from symprune.fed.secure import masking
 from symprune.stats import TOTAL

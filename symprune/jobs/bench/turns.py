@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ from symprune import calibration
 from symprune.checkpoint.record import versions
 from symprune.errors import SympruneError
 from symprune.jobs.bench.process import bench_process
+from symprune.jobs.estimate.forecast import Forecast, where_and_why
+from symprune.machine.capacity import Capacity
 from symprune.models import hub
 
 Tell = Callable[[str], None]
@@ -91,8 +94,12 @@ def bench(
     watch: Watch = lambda *_: None,
     watch_eval: Tick = lambda *_: None,
     access: hub.Access | None = None,
+    go_on: Callable[[Forecast], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Measure the models, in turns, and return the record of it. What can fail cheaply is first."""
+    """Measure the models, in turns, and return the record of it. What can fail cheaply is first.
+    go_on is told what it will take, from the round to warm up, and says whether to go on: if not,
+    the record is empty."""
+    begun = time.perf_counter()
     access = access or hub.Access()
     contenders = [read_contender(given, dtype, access) for given in models]
     _check(plan, contenders)
@@ -108,6 +115,10 @@ def bench(
                 "load", **asdict(contender), prompt=prompt, access=vars(access), threads=threads,
                 prompt_tokens=plan.prompt_tokens, new_tokens=plan.new_tokens, device=plan.device,
             )  # fmt: skip
+        first, seconds = warm_up(workers, plan.rounds, watch)
+        spent = time.perf_counter() - begun
+        if not go_on(forecast(plan, threads, first, seconds, spent)):
+            return {}
         turns = take_turns(workers, plan.rounds, watch)
         rest = []
         for contender, worker in zip(contenders, workers, strict=True):
@@ -132,21 +143,56 @@ def bench(
     }
 
 
+def warm_up(
+    workers: Sequence[Worker],
+    rounds: int,
+    watch: Watch = lambda *_: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[list[dict[str, float]], float]:
+    """A turn of every model that is not counted, and the seconds of them all."""
+    figures, begun, total = [], clock(), (rounds + 1) * len(workers)
+    for place, worker in enumerate(workers):
+        figures.append(worker.ask("turn"))
+        watch(place + 1, total, "warming up")
+    return figures, clock() - begun
+
+
 def take_turns(
     workers: Sequence[Worker], rounds: int, watch: Watch = lambda *_: None
 ) -> list[list[dict[str, float]]]:
-    """Every model's turns: a round to warm up that is not counted, then `rounds` of them, in each
-    of which every model has one."""
+    """Every model's turns: `rounds` of them, in each of which every model has one."""
     turns: list[list[dict[str, float]]] = [[] for _ in workers]
     total = (rounds + 1) * len(workers)
-    for number in range(rounds + 1):
+    for number in range(1, rounds + 1):
         for place, (worker, taken) in enumerate(zip(workers, turns, strict=True)):
-            figures = worker.ask("turn")
-            if number:
-                taken.append(figures)
-            which = f"round {number} of {rounds}" if number else "warming up"
-            watch(number * len(workers) + place + 1, total, which)
+            taken.append(worker.ask("turn"))
+            watch(number * len(workers) + place + 1, total, f"round {number} of {rounds}")
     return turns
+
+
+def forecast(
+    plan: Plan,
+    threads: int,
+    figures: Sequence[Mapping[str, float]],
+    seconds: float,
+    spent: float,
+    folder: Path = Path(),
+) -> Forecast:
+    """What is left of a bench, from a turn of every model: windows of text are read as fast as its
+    prompt was. Each process holds its model already, and none is written."""
+    steps = {"rounds": plan.rounds * seconds}
+    if plan.data and plan.windows:
+        tokens = plan.windows * plan.seqlen
+        steps["perplexity"] = sum(tokens / each[SPEEDS[0]] for each in figures)
+    device = hub.pick_device(plan.device)
+    held = int(sum(each["process_bytes"] for each in figures))
+    models = "1 model" if len(figures) == 1 else f"{len(figures)} models"
+    what = f"{models} in {plan.rounds} rounds of {plan.prompt_tokens} + {plan.new_tokens} tokens"
+    if plan.data:
+        what += f", perplexity on {plan.windows} windows of {plan.data}"
+    used = "1 thread" if threads == 1 else f"{threads} threads"
+    where = f"{where_and_why(device, plan.device)}, {used} each"
+    return Forecast(what, where, Capacity.of(folder, device), steps, spent, held, held)
 
 
 def summarise(

@@ -92,7 +92,7 @@ class Choice:
 def small_enough(weights: Weights, most: float) -> list[Choice]:
     """Of every type of values the least amount that takes at most so many bytes, by every recipe;
     with all weights kept, the recipe does not matter, and narrower values are no better."""
-    found = []
+    found: list[Choice] = []
     for kind in KINDS:
         fits = (Choice(RECIPES[-1], amount, kind) for amount in AMOUNTS)
         first = next((choice for choice in fits if choice.bytes(weights) <= most), None)

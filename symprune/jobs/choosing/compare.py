@@ -6,7 +6,8 @@ text. A model that does not fit into memory is measured from the disk and contin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from symprune.checkpoint.record import versions
 from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.jobs import samples, sizes
 from symprune.jobs.bench import turns
+from symprune.jobs.choosing.foresee import forecast_comparison
 from symprune.jobs.choosing.overlap import masks_on_disk, overlaps
 from symprune.jobs.choosing.sources import Source, read_sources
+from symprune.jobs.choosing.speed import add_speed, plan_turns
+from symprune.jobs.estimate.forecast import Forecast, attempt
 from symprune.jobs.evaluate import evaluate
 from symprune.jobs.measures import read_bos
 from symprune.jobs.samples import Continuation
@@ -63,28 +67,43 @@ def compare(
     tell: Tell = lambda _: None,
     watch: turns.Watch = lambda *_: None,
     tick: Tick = lambda *_: None,
+    go_on: Callable[[Forecast | None], bool] | None = None,
 ) -> dict[str, Any]:
-    """The record of a comparison. What can fail cheaply is first."""
+    """The record of a comparison. What can fail cheaply is first. go_on is told what it will take,
+    None where that cannot be told, and says whether to go on: if not, nothing is measured."""
+    begun = time.perf_counter()
     samples.check_prompts(asked.prompts)
     sources = read_sources(asked.models, asked.dtype, asked.access)
     if asked.data is not None:
         calibration.text(asked.data, "test")
     hub.pick_device(asked.device)
     prompts = _fitting(asked.prompts, sources)
+    turns_plan, notes = plan_turns(sources, asked.device) if asked.speed else (None, [])
+    if go_on is not None:
+        tell("Timing a block of each")
+        foreseen = attempt(
+            lambda: forecast_comparison(sources, asked, len(prompts), turns_plan, begun)
+        )
+        if not go_on(foreseen):
+            return {}
     found = [_measure(source, asked, prompts, tell, tick) for source in sources]
     table = overlaps([each.masks for each in found])
-    notes = [note for each in found for note in each.notes]
-    if len({each.vocabulary for each in found} - {None}) > 1:
+    notes += [note for each in found for note in each.notes]
+    tokenizers = len({each.vocabulary for each in found} - {None})
+    if tokenizers > 1:
         notes.append("The models have different tokenizers: perplexities cannot be compared.")
     record = {
         "kind": KIND,
         "models": [each.row for each in found],
+        "tokenizers": tokenizers,
         "overlap": [[each and asdict(each) for each in row] for row in table],
         "samples": _put_together(prompts, sources, found),
         "versions": versions(),
         "notes": list(dict.fromkeys(notes)),
     }
-    return _add_speed(record, sources, asked, tell, watch) if asked.speed else record
+    if turns_plan is None:
+        return record
+    return add_speed(record, sources, turns_plan, asked.dtype, asked.access, tell, watch)
 
 
 def _fitting(prompts: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
@@ -113,17 +132,21 @@ def _measure(
     found.row["weight_bytes"] = sizes.weight_bytes(source.origin, folder)
     if folder is not None:
         _look_at_files(source, folder, found)
+    model = None
+    if folder is None and _lacks_room(source, asked) is None:
+        tell(f"Loading {source.given}")
+        model = _load(source, asked)
     if asked.data is not None:
         tell(f"Perplexity of {source.given} on {asked.data}")
         measured = evaluate(
             source.name, asked.data, asked.seqlen, asked.windows, source.dtype, asked.device,
-            tick=tick, access=asked.access,
+            tick=tick, access=asked.access, loaded=model,
         )  # fmt: skip
         kept = ("data", "perplexity", "windows", "seqlen")
         found.row["perplexity"] = {name: measured[name] for name in kept}
         found.notes += measured["notes"]
     if prompts or source.is_gguf:
-        _look_in_memory(source, asked, prompts, tokenizer, found, tell)
+        _look_in_memory(source, asked, prompts, tokenizer, found, tell, model)
     return found
 
 
@@ -164,17 +187,17 @@ def _look_in_memory(
     tokenizer: Any,
     found: _Found,
     tell: Tell,
+    model: Any,
 ) -> None:
-    """Samples, and the zeros of a GGUF file, which are counted in memory only."""
-    assert source.origin is not None
-    device = hub.pick_device(asked.device)
-    size = sizes.size_in_memory(hub.load_config(source.origin), source.origin)
-    reason = samples.lacks_room(size, device)
+    """Samples, and the zeros of a GGUF file, which are counted in memory only. model: None if it is
+    not there yet."""
+    reason = None if model is not None else _lacks_room(source, asked)
     if reason is not None:
         found.notes.append(f"{source.given} continued no prompts: {reason}")
         return
     tell(f"Continuing {len(prompts)} prompts with {source.given}")
-    model, _ = load_computing(source.origin, source.dtype, device, "auto", dequantize=False)
+    if model is None:
+        model = _load(source, asked)
     if source.is_gguf:
         found.row["what"] = "GGUF"
         found.row["bits_per_weight"] = sizes.bits_of_gguf(Path(str(source.origin)))
@@ -187,10 +210,24 @@ def _look_in_memory(
     found.written = samples.continue_prompts(model, tokenizer, prompts, bos)
 
 
+def _lacks_room(source: Source, asked: Comparison) -> str | None:
+    """Why a model is not loaded as a whole; None if it is."""
+    assert source.origin is not None
+    size = sizes.size_in_memory(hub.load_config(source.origin), source.origin)
+    return samples.lacks_room(size, hub.pick_device(asked.device))
+
+
+def _load(source: Source, asked: Comparison) -> Any:
+    assert source.origin is not None
+    device = hub.pick_device(asked.device)
+    return load_computing(source.origin, source.dtype, device, "auto", dequantize=False)[0]
+
+
 def _of_record(source: Source) -> dict[str, Any]:
     """What is known of a run without looking at its weights."""
     record = source.record
     row: dict[str, Any] = {"given": source.given, "label": source.label, "what": "record"}
+    row["name"] = source.name
     if not record:
         return {**row, "what": "evaluation" if source.origin is None else "dense"} | _scores(source)
     wanted = ("description", "sparsity", "bits_per_weight")
@@ -219,24 +256,3 @@ def _put_together(
         if each.written
     }
     return samples.put_together(prompts, written) if written else []
-
-
-def _add_speed(
-    record: dict[str, Any],
-    sources: Sequence[Source],
-    asked: Comparison,
-    tell: Tell,
-    watch: turns.Watch,
-) -> dict[str, Any]:
-    """With what a bench measures of the models among them."""
-    given = [source.given for source in sources if source.origin is not None]
-    if not given:
-        return record
-    plan = turns.Plan(data=None, rounds=3, device=asked.device)
-    measured = turns.bench(given, plan, asked.dtype, tell, watch, access=asked.access)
-    speeds: Mapping[str, Any] = {row["given"]: row for row in measured["models"]}
-    wanted = ("decode_tokens_per_second", "prefill_tokens_per_second", "memory_bytes")
-    for row in record["models"]:
-        if row["given"] in speeds:
-            row["speed"] = {name: speeds[row["given"]][name] for name in wanted}
-    return {**record, "notes": list(dict.fromkeys([*record["notes"], *measured["notes"]]))}

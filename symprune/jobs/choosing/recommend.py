@@ -2,7 +2,7 @@
 calls.
 
 The tries are cells of a sweep: they share the model in memory and its file of results, so a search
-that was stopped goes on. How long it takes is said before, from one block done in every way.
+that was stopped goes on. What it takes is said before, from one block done in every way.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from symprune.jobs.choosing.choices import (
     pick,
     small_enough,
 )
+from symprune.jobs.estimate.cells import forecast_sweep
+from symprune.jobs.estimate.forecast import Forecast, attempt
 from symprune.jobs.sweep import Grid, Sweep, check_results, read_results
 from symprune.models import hub
 from symprune.models.layout import find_layout
@@ -78,8 +80,12 @@ def recommend(
     watch: Watch = lambda *_: None,
     tick: Tick = lambda *_: None,
     begin: Begin = lambda *_: None,
+    go_on: Callable[[Forecast | None], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """The record of a search: all that was tried, and what is recommended, if anything is."""
+    """The record of a search: all that was tried, and what is recommended, if anything is. go_on is
+    told what it will take, None where that cannot be told, and says whether to go on: if not,
+    nothing is tried and the record is empty."""
+    begun = time.perf_counter()
     if (wish.size is None) == (wish.loss is None):
         raise SympruneError("Say what is wanted: --size 60% or --perplexity +10%, one of them.")
     check_results(wish.file)
@@ -100,8 +106,11 @@ def recommend(
     name = f"{wish.model}@{revision}" if revision else wish.model
     sweep = Sweep(model, hub.load_tokenizer(origin), name, grid, wish.file, stored)
     weights = _count(model, 8 * stored.itemsize)
-    search = _Search(wish, sweep, weights, tell, watch, tick, begin)
-    tried = search.for_size() if wish.size is not None else search.for_perplexity()
+    search = _Search(wish, sweep, weights, tell, watch, tick, begin, go_on, begun)
+    try:
+        tried = search.for_size() if wish.size is not None else search.for_perplexity()
+    except _OnlyAskedError:
+        return {}
     return search.record(tried)
 
 
@@ -123,6 +132,8 @@ class _Search:
     watch: Watch
     tick: Tick
     begin: Begin
+    go_on: Callable[[Forecast | None], bool]
+    begun: float  # when the command did
 
     def for_size(self) -> list[tuple[Choice, dict[str, Any]]]:
         """All that fit, at once."""
@@ -137,14 +148,14 @@ class _Search:
                 f"80 % of the weights gone and {KINDS[-1]} values it has {share:.0f} %, for "
                 "embeddings and head stay as they are."
             )
-        self._say_how_long(choices, len(choices))
+        self._foresee(choices, len(choices))
         return self._try(choices)
 
     def for_perplexity(self) -> list[tuple[Choice, dict[str, Any]]]:
         """One of every ladder, then the next, until all are at their end."""
         assert self.wish.loss is not None
         ladders = [Ladder(kind) for kind in KINDS]
-        self._say_how_long([each.rungs[1] for each in ladders], most_trials(ladders))
+        self._foresee([each.rungs[1] for each in ladders], most_trials(ladders))
         tried: list[tuple[Choice, dict[str, Any]]] = []
         while asked := [each for ladder in ladders if (each := ladder.next()) is not None]:
             came = self._try(asked)
@@ -160,32 +171,29 @@ class _Search:
         results = self.sweep.run(self.watch, self.tick, self.begin, recipes)
         return list(zip(choices, results, strict=True))
 
-    def _say_how_long(self, choices: Sequence[Choice], count: int) -> None:
-        """From a block of each kind of choice, of which as many are tried."""
-        done = read_results(self.wish.file)
-        recipes = [choice.build(self.wish.shared) for choice in choices]
-        missing = [recipe for recipe in recipes if self.sweep.key(recipe) not in done]
+    def _foresee(self, choices: Sequence[Choice], count: int) -> None:
+        """What it takes, from a block of each kind of choice, of which as many are tried."""
+        wish, sweep = self.wish, self.sweep
+        done = read_results(wish.file)
+        recipes = [choice.build(wish.shared) for choice in choices]
+        missing = [recipe for recipe in recipes if sweep.key(recipe) not in done]
+        most = count - (len(recipes) - len(missing))
         if not missing:
-            self.tell(f"All is in {self.wish.file} already.")
-            return
-        self.tell(f"Timing a block in {len(missing)} ways")
-        seconds = []
-        grid = self.sweep.grid
-        self.sweep.grid = replace(grid, eval_windows=2)
-        for recipe in missing:
-            clock = _Clock(self.wish.eval_windows)
-            try:
-                self.sweep.run(clock.watch, clock.tick, recipes=[recipe])
-            except _EnoughError:
-                seconds.append(clock.whole)
-        self.sweep.grid = grid
-        known = len(choices) - len(missing)
-        each = sum(seconds) / len(seconds)
-        self.tell(
-            f"At most {count - known} tries on {self.wish.nsamples} x {self.wish.seqlen} tokens of "
-            f"{self.wish.calibration}, measured on {self.wish.eval_windows} windows of "
-            f"{self.wish.eval_data}: about {_say_time(each * (count - known))}."
-        )
+            self.tell(f"All is in {wish.file} already.")
+        else:
+            self.tell(f"Timing a block in {len(missing)} ways")
+        spent = time.perf_counter() - self.begun
+        found = attempt(lambda: forecast_sweep(sweep, missing, wish.device, spent))
+        if found is not None:
+            what = (
+                f"At most {most} tries on {wish.nsamples} x {wish.seqlen} tokens of "
+                f"{wish.calibration}, measured on {wish.eval_windows} windows of {wish.eval_data}"
+            )
+            times = most / max(len(missing), 1)
+            seconds = {step: times * each for step, each in found.seconds.items()}
+            found = replace(found, what=what, seconds=seconds)
+        if not self.go_on(found):
+            raise _OnlyAskedError
 
     def record(self, tried: Sequence[tuple[Choice, dict[str, Any]]]) -> dict[str, Any]:
         wish, weights = self.wish, self.weights
@@ -223,33 +231,5 @@ class _Search:
         }
 
 
-class _EnoughError(Exception):
-    """Raised out of a try that was only begun to be timed."""
-
-
-class _Clock:
-    """How long a try will take: from its first block, and from two windows of the dense model."""
-
-    def __init__(self, windows: int) -> None:
-        self._wanted = windows
-        self._begun: float | None = None
-        self._windows: list[float] = []
-        self.whole = 0.0
-
-    def tick(self, done: int, total: int) -> None:
-        self._windows.append(time.monotonic())
-
-    def watch(self, stage: str, block: int, blocks: int, done: int, total: int, layer: str) -> None:
-        now = time.monotonic()
-        if self._begun is None and stage != "embed":
-            self._begun = now
-        if stage == "done" and self._begun is not None:
-            window = self._windows[-1] - self._windows[0] if len(self._windows) > 1 else 0.0
-            self.whole = (now - self._begun) * blocks + window * self._wanted
-            raise _EnoughError
-
-
-def _say_time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+class _OnlyAskedError(Exception):
+    """What it takes was all that was wanted."""

@@ -36,8 +36,9 @@ def forecast_sweep(
         predicted=1 / step_between(seqlen, count_words(sweep.model)),
         report_error=grid.report_error,
     )
+    kept = sum(each.numel() * each.element_size() for each in sweep.changing(recipes))
     what = f"{len(recipes)} of {len(every)} cells to do"
     return forecast_recipes(
         place, recipes, rows[0], work,
-        what=what, device=device, folder=sweep.results, spent=spent,
+        what=what, device=device, folder=sweep.results, beside=kept, spent=spent,
     )  # fmt: skip

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from symprune.errors import SympruneError
 from symprune.eval.tables import duration, size
 from symprune.machine.capacity import Capacity
 
+OFFLOAD = "lower --nsamples or --seqlen, or pass --offload-activations"
 SLACK = 1.2  # how far the memory of a run may be from what is said of it
 
 
@@ -27,6 +30,7 @@ class Forecast:
     memory: int = 0
     held: int = 0
     disk: int = 0
+    remedy: str = "use shorter windows"  # where memory is short
 
     @property
     def total(self) -> float:
@@ -55,8 +59,7 @@ class Forecast:
             kind = "memory" if self.capacity.accelerator is None else "the accelerator's memory"
             raise SympruneError(
                 f"The run needs about {size(self.memory)} of {kind}, "
-                f"{size(self.room)} can be had: lower --nsamples or --seqlen, or pass "
-                "--offload-activations."
+                f"{size(self.room)} can be had: {self.remedy}."
             )
         if self.disk > self.capacity.disk:
             raise SympruneError(
@@ -77,6 +80,14 @@ class Forecast:
         }
 
 
+def where_and_why(device: torch.device, asked: str) -> str:
+    """Which device is used, and why that one."""
+    reason = "as asked for" if asked != "auto" else "no accelerator was found"
+    if device.type != "cpu" and asked == "auto":
+        reason = "the accelerator that was found"
+    return f"on {device} ({reason})"
+
+
 def attempt(make: Callable[[], Forecast]) -> Forecast | None:
     """A forecast; None where the model cannot be timed: an estimate never ends a run, and what is
     wrong is said where the run meets it."""
@@ -89,5 +100,5 @@ def attempt(make: Callable[[], Forecast]) -> Forecast | None:
 def needed(found: Forecast | None) -> Forecast:
     """A forecast that was asked for."""
     if found is None:
-        raise SympruneError("The first block cannot be timed; without --dry-run the run says why.")
+        raise SympruneError("It cannot be told what it takes; without --dry-run the run says why.")
     return found

@@ -32,12 +32,14 @@ def forecast_recipes(
     device: str,
     folder: Path,
     disk: int = 0,
+    beside: int = 0,
     spent: float = 0.0,
     clock: Clock = time.perf_counter,
 ) -> Forecast:
     """What it takes to prune the model by each recipe in turn and to measure it each time. ids: a
     row of tokens to time with; work: of one of them, `measured` times once more in the beginning;
-    disk: bytes that are written; spent: seconds that have passed."""
+    disk: bytes that are written; beside: bytes that are held beside what the work needs; spent:
+    seconds that have passed."""
     held, begun = memory.now(), clock()
     count = min(WINDOWS, len(ids) // work.seqlen)
     tokens = ids[: count * work.seqlen].view(count, work.seqlen) if count else None
@@ -54,12 +56,13 @@ def forecast_recipes(
         once = replace(work, groups=found.groups, measured=work.measured if number == 0 else 1)
         for step, value in count_seconds(recipe, once, found.pace).steps.items():
             seconds[step] = seconds.get(step, 0.0) + value
-        sizes = sizes_of(place, found, work.seqlen, held)
+        sizes = sizes_of(place, found, work.seqlen, held + beside)
         peak = max(
             peak,
             count_memory(
                 recipe, sizes, samples=work.samples, held_out=work.held_out,
                 at_once=1 if in_memory else work.at_once, report_error=work.report_error,
+                writes=work.shown > 0,
             ),
         )  # fmt: skip
     computed = place.model.get_input_embeddings().weight.dtype

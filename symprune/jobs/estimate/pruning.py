@@ -14,7 +14,7 @@ from symprune.checkpoint.streamed_model import StreamedModel
 from symprune.engine.experts.mixtures import plan_drop
 from symprune.engine.predictions import step_between
 from symprune.engine.text import self_written
-from symprune.jobs.estimate.forecast import Forecast, attempt
+from symprune.jobs.estimate.forecast import OFFLOAD, Forecast, attempt
 from symprune.jobs.estimate.loaded import count_words, sizes_of
 from symprune.jobs.estimate.opening import Opened, choose_files, find_stored_dtype, open_model
 from symprune.jobs.estimate.room import count_memory
@@ -131,7 +131,7 @@ def forecast_pruning(
     where = why(streamed.at, device, streamed.compute, streamed.dtype)
     return Forecast(
         describe(recipe, work), where, Capacity.of(folder, streamed.at), seconds.steps,
-        spent + clock() - begun, peak, held, disk,
+        spent + clock() - begun, peak, held, disk, OFFLOAD,
     )  # fmt: skip
 
 

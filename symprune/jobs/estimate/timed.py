@@ -21,6 +21,7 @@ from symprune.engine.collect import Collector, collect, look
 from symprune.engine.forward import Activations
 from symprune.engine.text.self_written import AT_ONCE
 from symprune.engine.visit.groups import order_kinds
+from symprune.jobs.estimate.forecast import where_and_why
 from symprune.jobs.estimate.work import Pace
 from symprune.machine import compute, distributed
 from symprune.models.layout import Layout, device_of, find_layout
@@ -277,7 +278,4 @@ def _time_write(block: nn.Module, stored: torch.dtype, stopwatch: _Stopwatch) ->
 
 def why(device: torch.device, asked: str, computed: torch.dtype, stored: torch.dtype) -> str:
     """Which device is used and why, and in what type."""
-    reason = "as asked for" if asked != "auto" else "no accelerator was found"
-    if device.type != "cpu" and asked == "auto":
-        reason = "the accelerator that was found"
-    return f"on {device} ({reason}), in {compute.describe(computed, stored, device)}"
+    return f"{where_and_why(device, asked)}, in {compute.describe(computed, stored, device)}"

@@ -62,8 +62,12 @@ class Work:
     processes: int = 1
     report_error: bool = False
     decided: int = 1  # times over, where several parties decide each for itself
-    shown: int = 0  # prompts that both models continue
+    shown: int = 0  # prompts that are continued
     new_tokens: int = 0  # of each of them
+    writers: int = 2  # models that continue them
+    looked: int = 0  # times all blocks are read for their zeros
+    turns: int = 0  # of a bench, each so many tokens read and written
+    turn_tokens: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -118,11 +122,26 @@ def count_seconds(recipe: Recipe, work: Work, pace: Pace) -> Seconds:
     each = work.of_blocks * pace.tokens + work.together * pace.head / max(work.seqlen, 1)
     steps["writing text"] = tokens * each
     if work.shown:
-        each = work.of_blocks * pace.token + pace.head / max(work.seqlen, 1)
-        whole = work.of_blocks * pace.load + pace.around
-        steps["continuing prompts"] = 2 * (whole + work.shown * work.new_tokens * each)
+        written = work.shown * work.new_tokens * _token(work, pace)
+        steps["continuing prompts"] = work.writers * (_whole(work, pace) + written)
+    if work.turns:
+        read, written = work.turn_tokens
+        turn = read / work.seqlen * (pace.embed + work.of_blocks * pace.forward)
+        turn += written * _token(work, pace)
+        steps["speed"] = _whole(work, pace) + work.turns * turn
     steps["reading and writing"] = blocks * (pace.load + pace.write)
+    steps["looking for zeros"] = work.looked * work.of_blocks * pace.load
     return Seconds({name: value for name, value in steps.items() if value > 0})
+
+
+def _token(work: Work, pace: Pace) -> float:
+    """One more, behind others that are known."""
+    return work.of_blocks * pace.token + pace.head / max(work.seqlen, 1)
+
+
+def _whole(work: Work, pace: Pace) -> float:
+    """Reading all of the model."""
+    return work.of_blocks * pace.load + pace.around
 
 
 def _perplexity(work: Work, pace: Pace) -> float:

@@ -19,10 +19,13 @@ from typer.testing import CliRunner
 
 from symprune.errors import SympruneError
 from symprune.fed.algorithms import ALGORITHMS, options_of
+from symprune.fed.cli import main
 from symprune.fed.cli.deploy import bill_table
 from symprune.fed.cli.main import app
 from symprune.fed.compare.plan import read_plan
 from symprune.fed.remote.job import TrainingJob
+from symprune.fed.simulate import Pace
+from symprune.jobs.estimate.forecast import Forecast
 from symprune.machine import durable
 from symprune.maskset import MaskSet
 
@@ -45,6 +48,47 @@ def test_an_owner_makes_a_key_of_its_own(tmp_path: Path) -> None:
         invoke("node-key", str(tmp_path / "node-0.key"))
     with pytest.raises(SympruneError, match="is to hold a private key"):
         invoke("node-key", str(tmp_path / "other.pub"))
+
+
+RUN = ("run", "--algorithm", "sparse-proxskip", "--data", "digits", "--set", "gamma=0.3")
+
+
+def test_a_run_says_first_what_it_takes(tmp_path: Path) -> None:
+    said = invoke(*RUN, "--rounds", "7")
+    assert said.index("Takes about") < said.index("rounds: 7 of 7")
+    assert "clients), 7 rounds, on cpu (as asked for)" in " ".join(said.split())
+
+
+def test_a_dry_run_of_a_run_does_three_turns_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Forecast] = []
+    monkeypatch.setattr(main, "show_forecast", lambda found, _: told.append(found))
+    checkpoint = tmp_path / "state"
+    invoke(*RUN, "--rounds", "5000", "--evaluate-every", "10", "--dry-run",
+           "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out"))  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+    (found,) = told
+    assert set(found.seconds) == {"rounds", "evaluations"} and min(found.seconds.values()) > 0
+    assert found.disk > 10 * 64 * 4 and found.memory >= found.held > 0
+
+
+def test_a_comparison_is_foreseen_from_the_turns_of_each_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "problem: {data: digits, clients: 4}\nrounds: 50\nseeds: [0, 1]\nalgorithms:\n"
+        "  - fedavg\n  - {algorithm: fedavg, label: tuned, tune: {gamma: [0.05, 0.1, 0.2]}}\n"
+    )
+    told: list[Forecast] = []
+    monkeypatch.setattr(main, "show_forecast", lambda found, _: told.append(found))
+    paced = Pace(turn=2.0, evaluation=0.5, turns=0, evaluations=0)
+    monkeypatch.setattr("symprune.fed.cli.forecast._time", lambda *_: paced)
+    out = tmp_path / "out"
+    invoke("compare", str(tmp_path / "plan.yaml"), "--output", str(out), "--dry-run")
+    assert not out.exists()
+    seconds = told[0].seconds
+    assert seconds == {"fedavg": 2 * 50 * 2.5, "tuned": (2 + 3) * 50 * 2.5}
 
 
 def test_a_run_prints_a_table_and_writes_history_and_model(tmp_path: Path) -> None:

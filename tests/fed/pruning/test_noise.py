@@ -18,7 +18,8 @@ from symprune.fed import pruning
 from symprune.fed.mechanism import UNITS, seeded_draw
 from symprune.fed.owner.guard import Guard
 from symprune.fed.owner.policy import Policy
-from symprune.fed.pruning import Client, Privacy, Server, messages, noise, packed_stats
+from symprune.fed.pruning import Client, Privacy, Server, messages, noise
+from symprune.fed.pruning.aggregate import packed_stats
 from symprune.fed.pruning.noise import check_sharing
 from symprune.fed.pruning.refusals import check_asked
 from symprune.fed.wire.payload import decode_message, encode_message

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import torch
 
-from symprune.fed.pruning.packed_stats import Packed
+from symprune.fed.pruning.aggregate.packed_stats import Packed
 
 
 def packed(samples: int, value: float, rest: float) -> Packed:

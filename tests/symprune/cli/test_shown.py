@@ -66,6 +66,13 @@ BENCHED = {
 BILL = {"total": 503920.0, "per round": 25196.0, "per client and round": 2520.0}
 COMPARED = {"algorithm": "accelerated-server-pruning-modified", "accuracy": 0.91, "bytes": 12345678}
 
+AGAINST = {"model": "smollm2-135m", "windows": 2, "seqlen": 32, "kl": 0.0002, "agreement": 0.98}
+FORESEEN = {
+    "what": "Comparing 2", "where": "on cpu (as asked for)", "seconds": 99.0,
+    "seconds_of": {"perplexity": 90.0, "looking for zeros": 9.0}, "memory_bytes": 5e8,
+    "memory_there": 16e9, "disk_bytes": 0, "disk_there": 5e10,
+}  # fmt: skip
+
 
 def made() -> dict[str, Table]:
     """Every table that commands make from records, with names as long as they come."""
@@ -81,6 +88,8 @@ def made() -> dict[str, Table]:
         "inspected by kind": tables.inspected_by_kind(MATRICES),
         "bill": deploy.bill_table({"up": BILL, "down": BILL}),
         "compared": _summary_table([COMPARED], "digits"),
+        "against": tables.against(AGAINST),
+        "forecast": tables.forecast(FORESEEN),
     }
 
 
@@ -115,6 +124,11 @@ def test_no_name_in_a_table_is_cut(name: str, width: int) -> None:
 @pytest.mark.parametrize("name", list(made()))
 def test_a_table_is_a_list_at_40_columns(name: str) -> None:
     assert not set("┃│━─") & set(shown(made()[name], 40))
+
+
+def test_a_list_says_what_each_figure_is() -> None:
+    seen = " ".join(shown(made()["against"], 40).split())
+    assert "KL, nats a token: 0.0002" in seen and "same likeliest token: 98.00 %" in seen
 
 
 LISTING = [("models",), ("methods",), ("fed", "list"), ("fed", "list", "--all")]

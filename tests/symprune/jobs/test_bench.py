@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from symprune.errors import SympruneError
 from symprune.jobs import pruning
 from symprune.jobs.bench import turns, worker
 from symprune.jobs.bench.process import bench_process
-from symprune.jobs.bench.turns import Plan, read_contender, summarise, take_turns
+from symprune.jobs.bench.turns import Plan, read_contender, summarise, take_turns, warm_up
 from symprune.jobs.evaluate import evaluate
 from symprune.jobs.measures import bits_per_weight
 from symprune.models.hub import Access, split_dtype
@@ -52,10 +53,25 @@ def test_models_take_turns_and_the_first_round_is_not_counted() -> None:
     diary: list[str] = []
     seen: list[tuple[int, int, str]] = []
     workers = [Scripted("a", [9, 1, 2], diary), Scripted("b", [9, 3, 4], diary)]
+    first, seconds = warm_up(workers, 2, lambda *now: seen.append(now), iter([5.0, 8.0]).__next__)
+    assert [t[FIGURE] for t in first] == [9, 9] and seconds == 3
     turns = take_turns(workers, 2, lambda *now: seen.append(now))
     assert diary == ["a", "b"] * 3
     assert [[t[FIGURE] for t in mine] for mine in turns] == [[1, 2], [3, 4]]
     assert seen[0] == (1, 6, "warming up") and seen[-1] == (6, 6, "round 2 of 2")
+
+
+def test_the_round_to_warm_up_tells_what_the_others_take() -> None:
+    plan = Plan(prompt_tokens=12, new_tokens=4, rounds=5, windows=10, seqlen=100, device="cpu")
+    figures = [
+        {"prefill_tokens_per_second": 500.0, "process_bytes": 1e9},
+        {"prefill_tokens_per_second": 250.0, "process_bytes": 2e9},
+    ]
+    found = turns.forecast(plan, 2, figures, seconds=3.0, spent=7.0)
+    assert found.seconds == {"rounds": 15.0, "perplexity": 2.0 + 4.0} and found.total == 28
+    assert found.memory == 3e9 and found.what.startswith("2 models in 5 rounds of 12 + 4 tokens")
+    assert found.where == "on cpu (as asked for), 2 threads each"
+    assert set(turns.forecast(replace(plan, data=None), 1, figures, 1, 0).seconds) == {"rounds"}
 
 
 def test_figures_are_medians_and_ratios_are_taken_within_a_round() -> None:

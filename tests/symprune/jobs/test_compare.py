@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from symprune import MaskSet, Recipe
 from symprune.checkpoint.packed import pack
 from symprune.errors import SympruneError
 from symprune.jobs import pruning
+from symprune.jobs.bench import turns
+from symprune.jobs.choosing import speed
 from symprune.jobs.choosing.compare import Comparison, compare
 from symprune.jobs.choosing.overlap import overlap, overlaps
+from symprune.jobs.estimate.forecast import Forecast
 from symprune.jobs.evaluate import evaluate
 from symprune.machine import memory
 
@@ -46,6 +50,28 @@ def runs(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(runs: Path, tiny_folder: Path) -> dict[str, Any]:
     models = [str(tiny_folder), *(str(runs / n) for n in ("wanda", "magnitude", "packed", "alone"))]
     return compare(Comparison(models, PROMPTS, windows=2, seqlen=32))
+
+
+def test_what_it_takes_is_told_before_anything_is_measured(runs: Path, tiny_folder: Path) -> None:
+    told: list[Forecast | None] = []
+
+    def ask_only(forecast: Forecast | None) -> bool:
+        told.append(forecast)
+        return False
+
+    models = [str(tiny_folder), str(runs / "packed"), str(runs / "alone")]
+    asked = Comparison(models, PROMPTS, windows=2, seqlen=32, speed=True)
+    measured: list[tuple[int, int]] = []
+    record = compare(asked, tick=lambda *now: measured.append(now), go_on=ask_only)
+    assert record == {} and measured == [] and told[0] is not None
+    forecast = told[0]
+    assert forecast.what == (
+        "Comparing 3, perplexity on 2 windows of builtin, 1 prompt continued, speed in 3 rounds"
+    )
+    steps = {"perplexity", "continuing prompts", "speed", "looking for zeros"}
+    assert set(forecast.seconds) == steps and min(forecast.seconds.values()) > 0
+    # Every model is in a process of its own while speed is measured.
+    assert forecast.memory >= 3 * forecast.held and forecast.disk == 0
 
 
 def test_each_is_told_for_what_it_is(found: dict[str, Any]) -> None:
@@ -139,6 +165,53 @@ def test_models_of_other_tokenizers_are_told_apart(tiny_folder: Path, tmp_path: 
     tokenizer.save_pretrained(tmp_path / "other")
     record = compare(Comparison([str(tiny_folder), str(tmp_path / "other")], data=None))
     assert any("different tokenizers" in note for note in record["notes"])
+
+
+class Benched:
+    """What was asked of a bench."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plans: list[turns.Plan] = []
+        monkeypatch.setattr(turns, "bench", self.bench)
+
+    def bench(self, given: list[str], plan: turns.Plan, *_: Any, **__: Any) -> dict[str, Any]:
+        self.plans.append(plan)
+        figures = dict.fromkeys(speed.WANTED, 1.0)
+        return {"models": [{"given": name, **figures} for name in given], "notes": ["busy"]}
+
+
+@pytest.mark.parametrize(
+    ("room", "lengths", "said"),
+    [
+        (2048, (128, 32), []),
+        (64, (52, 12), ["Speed was measured on 52 + 12 tokens: wide has room for 64 only."]),
+        (8, (6, 2), ["Speed was measured on 6 + 2 tokens: wide has room for 8 only."]),
+        (7, None, ["Speed was not measured: wide has room for 7 tokens only."]),
+    ],
+)
+def test_speed_is_measured_on_what_the_shortest_context_has_room_for(
+    room: int, lengths: tuple[int, int] | None, said: list[str], tiny_folder: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, positions in (("wide", room), ("wider", 4096)):
+        shutil.copytree(tiny_folder, tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config["max_position_embeddings"] = positions
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    benched = Benched(monkeypatch)
+    models = [str(tmp_path / "wider"), str(tmp_path / "wide")]
+    record = compare(Comparison(models, data=None, speed=True))
+    assert [(plan.prompt_tokens, plan.new_tokens) for plan in benched.plans] == (
+        [lengths] if lengths else []
+    )
+    assert all(("speed" in row) == bool(lengths) for row in record["models"])
+    assert record["notes"] == [*said, *(["busy"] if lengths else [])]
+
+
+def test_results_alone_have_no_speed(runs: Path) -> None:
+    records = [str(runs / name / "symprune.json") for name in ("wanda", "magnitude")]
+    record = compare(Comparison(records, speed=True))
+    assert record["notes"] == ["Speed was not measured: only results were named, no model."]
 
 
 @pytest.mark.parametrize(

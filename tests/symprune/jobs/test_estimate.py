@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,18 @@ def test_each_step_of_a_plain_recipe_is_windows_times_blocks() -> None:
     once = 2 * (0.01 + 10 * 1.0 + 0.5) + 2 * (10 * 0.1 + 2 * 0.3)
     assert found["perplexity"] == pytest.approx(2 * once)
     assert found["reading and writing"] == pytest.approx(10 * 0.3)
+
+
+def test_turns_prompts_and_looks_cost_what_their_parts_do() -> None:
+    once = 10 * 0.1 + 0.3  # reading the model
+    token = 10 * 0.02 + 0.5 / 32
+    work = replace(WORK, blocks=0, turns=4, turn_tokens=(64, 8), looked=1, shown=3, new_tokens=5)
+    found = steps(Recipe("magnitude"), replace(work, writers=1))
+    assert found["speed"] == pytest.approx(once + 4 * (2 * (0.01 + 10 * 1.0) + 8 * token))
+    assert found["continuing prompts"] == pytest.approx(once + 15 * token)
+    assert found["looking for zeros"] == pytest.approx(10 * 0.1)
+    both = steps(Recipe("magnitude"), work)["continuing prompts"]
+    assert both == pytest.approx(2 * found["continuing prompts"])
 
 
 def test_magnitudes_read_no_text() -> None:
@@ -241,6 +254,12 @@ def test_other_commands_have_a_dry_run_too(tiny_folder: Path, tmp_path: Path) ->
             "2", "--dry-run")  # fmt: skip
     dry_run("fed", "prune", "--model", tiny_folder, "--clients", "2", "-o", tmp_path / "fed",
             *SMALL, "--dry-run")  # fmt: skip
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folder, other)
+    dry_run("compare", tiny_folder, other, "--seqlen", "32", "--windows", "2", "--dry-run")
+    dry_run("recommend", "--model", tiny_folder, "--size", "70%", "--nsamples", "2", "--seqlen",
+            "16", "--eval-windows", "2", "-o", tmp_path / "tried.jsonl", "--dry-run")  # fmt: skip
+    assert not (tmp_path / "tried.jsonl").exists()
     dry_run("pack", tiny_folder, tmp_path / "packed", "--dry-run")
     assert not (tmp_path / "packed").exists() and not (tmp_path / "fed").exists()
 

@@ -33,6 +33,7 @@ from symprune.jobs.choosing.choices import (
     small_enough,
 )
 from symprune.jobs.choosing.recommend import Wish, recommend
+from symprune.jobs.estimate.forecast import Forecast
 from symprune.machine import memory
 
 WEIGHTS = Weights(inside=1000, around=100, bits=16)
@@ -131,13 +132,38 @@ def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     wish = Wish(
         str(tiny_folder), size=0.7, results=tmp_path_factory.mktemp("tried") / "r.jsonl", **SMALL
     )
-    said: list[str] = []
-    return {**recommend(wish, said.append), "said": said}
+    told: list[tuple[bool, Forecast]] = []
+
+    def go_on(forecast: Forecast | None) -> bool:
+        assert forecast is not None
+        told.append((wish.file.exists(), forecast))
+        return True
+
+    return {**recommend(wish, go_on=go_on), "told": told}
 
 
-def test_the_time_is_said_before_anything_is_tried(found: dict[str, Any]) -> None:
-    (line,) = [line for line in found["said"] if "tries" in line]
-    assert f"At most {len(found['tried'])} tries on 2 x 16 tokens" in line and "about" in line
+def test_what_it_takes_is_said_before_anything_is_tried(found: dict[str, Any]) -> None:
+    ((begun, forecast),) = found["told"]
+    count = len(found["tried"])
+    assert not begun and forecast.what.startswith(f"At most {count} tries on 2 x 16 tokens")
+    assert min(forecast.seconds["masking"], forecast.total, forecast.memory) > 0
+    assert forecast.where.startswith("on ") and "found)" in forecast.where
+
+
+def test_as_many_tries_are_foreseen_as_a_perplexity_may_take(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    told: list[Forecast | None] = []
+
+    def ask_only(forecast: Forecast | None) -> bool:
+        told.append(forecast)
+        return False
+
+    wish = Wish(str(tiny_folder), loss=0.02, results=tmp_path / "r.jsonl", **SMALL)
+    assert recommend(wish, go_on=ask_only) == {}
+    most = most_trials(Ladder(kind) for kind in KINDS)
+    assert told[0] is not None and told[0].what.startswith(f"At most {most} tries")
+    assert not wish.file.exists()
 
 
 def test_the_recommended_is_the_best_that_is_small_enough(found: dict[str, Any]) -> None:
