@@ -369,7 +369,7 @@ def test_a_signal_while_a_process_is_started_ends_that_process_too(
         deploy.Deployment,
         "start",
         lambda self: self._start("superlink", "127.0.0.1", self.port,
-                                 ["python", "-c", "import time; time.sleep(600)"]),
+                                 ["python", "-c", "import time; time.sleep(60)"]),
     )  # fmt: skip
     monkeypatch.setattr(deploy.Deployment, "_started", lambda self, process: False)
     known: list[subprocess.Popen[bytes]] = []

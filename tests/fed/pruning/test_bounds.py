@@ -264,5 +264,11 @@ def test_experts_that_few_tokens_reach_do_not_make_a_client_odd() -> None:
     said: dict[int, bounds.Lengths] = {0: [many], 1: [many], 2: [few], 3: [None]}
     assert bounds.too_long(said, [None], 20.0) == {}
     assert list(bounds.too_long({**said, 3: [many * 100]}, [None], 20.0)) == [3]
-    assert bounds.too_long({0: [many], 1: [many * 100]}, [many], 20.0) == {}
-    assert list(bounds.too_long({0: [many], 1: [many * 1e4]}, [many], 20.0)) == [1]
+
+
+def test_of_two_clients_one_that_is_absurd_beside_the_server_is_left_out() -> None:
+    said: dict[int, bounds.Lengths] = {0: [torch.ones(8)], 1: [torch.full((8,), 100.0)]}
+    assert bounds.too_long(said, [torch.ones(8)], 20.0) == {}
+    said[1] = [torch.full((8,), 1e4)]
+    assert list(bounds.too_long(said, [torch.ones(8)], 20.0)) == [1]
+    assert bounds.too_long(said, [None], 20.0) == {}  # nobody can say which is odd
