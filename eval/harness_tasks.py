@@ -129,7 +129,8 @@ def _from_hub(name: str, config: Path) -> HarnessTask:
     except (ConnectionError, TimeoutError) as error:
         raise SympruneError(
             f"The data of task '{name}' is not on this machine and the HuggingFace hub cannot be "
-            f"reached; pass --task-data DIR with a file {name}.jsonl in it."
+            f"reached; pass --task-data DIR with a file {name}.jsonl or a copy of the data set in "
+            "it."
         ) from error
     except Exception as error:
         raise SympruneError(

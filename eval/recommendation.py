@@ -39,12 +39,11 @@ def show(record: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 
 def verdict(record: Mapping[str, Any]) -> str:
     """One sentence: what is recommended, and what it comes to."""
-    if record["size"] is not None:
-        wished = f"{100 * record['size']:g} % of the size"
-    elif record["loss"]:
-        wished = f"a perplexity at most {100 * record['loss']:g} % higher"
-    else:
-        wished = "a perplexity no higher than the dense model's"
+    wished = (
+        f"{100 * record['size']:g} % of the size"
+        if record["size"] is not None
+        else f"a perplexity at most {100 * record['loss']:g} % higher"
+    )
     found = record["recommended"]
     if found is None:
         least = min(record["tried"], key=lambda each: each["perplexity"])

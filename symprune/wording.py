@@ -30,3 +30,8 @@ def percent_of(share: float) -> str:
     """`62.5 %`: three digits, and more where they would say all of what is not."""
     digits = next(n for n in range(3, 18) if share == 1 or f"{100 * share:.{n}g}" != "100")
     return f"{100 * share:.{digits}g} %"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 cell`, `12 cells`"""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

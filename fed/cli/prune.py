@@ -16,6 +16,7 @@ from symprune.cli.showing import conclude, show_forecast
 from symprune.errors import SympruneError
 from symprune.eval import tables
 from symprune.machine import durable
+from symprune.wording import counted
 
 CLIENTS = "Clients"
 PRIVACY = "Privacy"
@@ -63,7 +64,7 @@ def prune(
         typer.Option(
             rich_help_panel=CLIENTS,
             help="Against hostile clients: norm:K leaves out who measures K times as much as "
-            "usual; krum:f, trimmed:share, geometric-median; none. [dim]\\[norm:20][/dim]",
+            "usual; krum:f, trimmed:share, geometric-median; none. [dim]\\[norm:100][/dim]",
         ),
     ] = None,
     secure_sum: Annotated[
@@ -281,7 +282,7 @@ def _traffic(federated: dict[str, Any]) -> Table:
     """Bytes of all clients together: a block's on average, and the whole run's."""
     traffic = federated["traffic"]
     blocks = traffic["blocks"]
-    table = Table(title=f"Traffic of {traffic['clients']} clients", title_justify="left")
+    table = Table(title=f"Traffic of {counted(traffic['clients'], 'client')}", title_justify="left")
     table.add_column("", style="bold")
     decided = "masks and weights" if federated["sends_weights"] else "masks"
     sent = "statistics" if federated["aggregate"] == "statistics" else decided

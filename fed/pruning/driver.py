@@ -23,11 +23,11 @@ from symprune.errors import SympruneError
 from symprune.fed.pruning import exposure, server_state
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.aggregate.bounds import DEPLOYED
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.forecast import Forecast, forecast
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.server import Server
-from symprune.fed.robust import DEPLOYED
 from symprune.fed.wire.ledger import Ledger
 from symprune.machine import memory
 from symprune.recipe import Recipe

@@ -12,7 +12,6 @@ from symprune.eval.tables import size
 from symprune.fed.pruning import messages
 from symprune.fed.pruning.aggregate import grams, packed_stats
 from symprune.fed.pruning.aggregate.ballots import STATISTICS, count_removed, vote_type
-from symprune.fed.pruning.probe import own_tokens
 from symprune.fed.pruning.server import Server
 from symprune.fed.secure import keys, letters, shares
 from symprune.fed.secure.masking import WORDS
@@ -80,7 +79,7 @@ def _of_block(server: Server, matrices: list[Matrix], groups: Tensor) -> Forecas
 def _groups(server: Server) -> list[tuple[list[Matrix], Tensor]]:
     """Every block's matrices, and which share an input: a few tokens through the dense model."""
     layout, found = server.layout, []
-    probe = own_tokens(layout.model)
+    probe = packed_stats.own_tokens(layout.model)
     with forward.ready(layout.model):
         probing = forward.embed(layout, probe) if server.needs else None
     for block, module in enumerate(layout.blocks):

@@ -20,11 +20,11 @@ from symprune.errors import SympruneError
 from symprune.eval.perplexity import perplexity
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.aggregate.bounds import DEPLOYED
 from symprune.fed.pruning.driver import prune as prune_in_process
 from symprune.fed.pruning.driver import split
 from symprune.fed.pruning.noise import Privacy
 from symprune.fed.pruning.refusals import check_defence, check_recipe
-from symprune.fed.robust import DEPLOYED
 from symprune.jobs.estimate.forecast import Forecast, attempt
 from symprune.jobs.estimate.loaded import forecast_recipes
 from symprune.jobs.estimate.timed import InMemory

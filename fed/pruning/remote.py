@@ -35,6 +35,7 @@ from symprune.fed.protocol import check
 from symprune.fed.pruning import server_state
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.ballots import STATISTICS
+from symprune.fed.pruning.aggregate.bounds import DEPLOYED
 from symprune.fed.pruning.client import Client
 from symprune.fed.pruning.driver import PruningResult, run
 from symprune.fed.pruning.job import REFERENCE_WINDOWS, PruningJob
@@ -43,7 +44,6 @@ from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.server import Server
 from symprune.fed.remote.metrics import write_metrics
 from symprune.fed.remote.transport import Node, Setting, Transport, wait_for_all
-from symprune.fed.robust import DEPLOYED
 from symprune.fed.secure.graph import threshold
 from symprune.fed.secure.party import Trust
 from symprune.fed.threads import limited_threads

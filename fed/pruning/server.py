@@ -27,10 +27,9 @@ from symprune.fed.pruning.aggregate.ballots import STATISTICS
 from symprune.fed.pruning.aggregate.judging import Judge
 from symprune.fed.pruning.messages import FINISH, GRAMS, HELLO, ROUND, Known, Settings
 from symprune.fed.pruning.noise import Privacy
-from symprune.fed.pruning.probe import own_tokens
 from symprune.fed.pruning.refusals import check_defence, check_recipe
 from symprune.fed.pruning.secure_rounds import SecureRounds, check_same
-from symprune.fed.robust import DEPLOYED, NORM, read_defence
+from symprune.fed.robust import NORM, read_defence
 from symprune.models.layout import device_of, find_layout
 from symprune.models.matrices import Matrix
 from symprune.models.support import check_supported
@@ -64,7 +63,7 @@ class Server:
         aggregate: str = STATISTICS,
         gram_bits: int = grams.EXACT,
         words: bytes = b"",
-        robust: str = DEPLOYED,
+        robust: str = bounds.DEPLOYED,
     ) -> None:
         check_recipe(recipe, aggregate, privacy, gram_bits)
         check_defence(robust, recipe, aggregate, secure, privacy)
@@ -98,7 +97,7 @@ class Server:
         self.report.notes += exposure.warnings(self.settings)
         self.robust, self.defence = robust, read_defence(robust)
         self.judge = Judge(self.defence, self.settings)
-        probe = own_tokens(model) if reference is None else reference
+        probe = packed_stats.own_tokens(model) if reference is None else reference
         self.length = 0 if reference is None or privacy is None else reference.shape[1]
         self._public = forward.Activations(torch.empty(0), Arguments([], 0))
         self._probed = Collector()

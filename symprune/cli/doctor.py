@@ -40,6 +40,7 @@ def doctor(json_file: o.JsonFile = None) -> None:
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     from symprune.eval.tables import size
+    from symprune.wording import counted
 
     made, kernels, hub = found["versions"], found["kernels"], found["hub"]
     devices = [
@@ -51,7 +52,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("versions", ", ".join(f"{name} {number or 'missing'}" for name, number in made.items())),
         ("system", found["system"]),
-        ("processor", f"{cpu['cores']} cores, {cpu['threads']} threads; bfloat16 is computed in "
+        ("processor", f"{counted(cpu['cores'] or 1, 'core')}, {counted(cpu['threads'], 'thread')}; "
+                      "bfloat16 is computed in "
                       f"{cpu['bfloat16_computed_in']}"),
         ("devices", ", ".join(devices)),
         ("kernels", f"{', '.join(kernels['levels'])} (used: {kernels['used']})"

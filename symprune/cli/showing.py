@@ -87,9 +87,10 @@ def conclude_sweep(results: list[dict[str, Any]], output: Path) -> None:
     """One sentence about the cells of a sweep, and what goes on from their file."""
     from symprune.eval.report.cells import of_results
     from symprune.eval.report.sweep import verdict
+    from symprune.wording import counted
 
     console.conclude(verdict(of_results(results)))
-    console.say(f"{len(results)} cells in ", (str(output), "bold"))
+    console.say(f"{counted(len(results), 'cell')} in ", (str(output), "bold"))
     page = shlex.quote(f"{output.stem}.html")
     _next([(f"symprune report {shlex.quote(str(output))} -o {page}", "pictures, and the recipes")])
 

@@ -206,3 +206,18 @@ def test_tries_are_shown_smallest_first_in_any_width(width: int) -> None:
     text = console.export_text()
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     assert text.index("int8") < text.index("fast")
+
+
+def test_every_model_is_held_against_the_first_in_a_sentence() -> None:
+    text = {"data": "builtin", "windows": 8, "seqlen": 512}
+    rows = [
+        {"label": name, "weight_bytes": size, "perplexity": {**text, "perplexity": figure}}
+        for name, size, figure in (("dense", 200, 20.0), ("half", 112, 25.0), ("same", 200, 20.0))
+    ]
+    assert comparison.verdict({"models": rows}) == (
+        "Beside dense, half has 56 % of the size, perplexity 20.0 -> 25.0 (+25 %); same is as "
+        "large, perplexity unchanged at 20.0."
+    )
+    rows[1]["perplexity"] = {**text, "data": "c4", "perplexity": 25.0}
+    assert comparison.verdict({"models": rows[:2]}) == "Beside dense, half has 56 % of the size."
+    assert comparison.verdict(RECORD) == ""

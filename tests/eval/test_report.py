@@ -8,6 +8,7 @@ import shutil
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from symprune import MaskSet, Recipe
 from symprune.errors import SympruneError
 from symprune.eval import report
 from symprune.eval.report import cells, heatmap, layers, pareto, scale
+from symprune.eval.report import sweep as sweep_page
 
 
 def pixels(uri: str) -> torch.Tensor:
@@ -97,6 +99,20 @@ def test_a_sweep_opens_with_the_best_setting_and_how_to_make_it(sweep: Path) -> 
     assert said in page.text and "50 % 49.75 ± 1.00 (+66 %)" in page.text
     assert "Make the best at 2:4: stochria" in page.text
     assert page.text.count("symprune prune --model tiny --recipe recipe.yaml") == 4
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        ([cell("a", 40)], "ria at 50 %, perplexity 40.00 (+33 %), dense 30.00."),
+        (
+            [cell("a", 40), cell("b", 30.001, recipe={"method": "wanda"})],
+            "Best of 2 settings: wanda at 50 %, perplexity 30.00 (unchanged), dense 30.00.",
+        ),
+    ],
+)
+def test_the_terminal_says_the_same_of_results_in_memory(results: list[Any], said: str) -> None:
+    assert sweep_page.verdict(cells.of_results(results)) == said
 
 
 def test_the_frontier_is_what_no_other_choice_beats() -> None:

@@ -19,12 +19,14 @@ from symprune.errors import SympruneError
 from symprune.fed.mechanism import UNITS, deviation
 from symprune.fed.pruning.aggregate import grams
 from symprune.fed.pruning.aggregate.packed_stats import Packed, Part
-from symprune.fed.robust import Defence
+from symprune.fed.robust import NORM, Defence
 from symprune.stats import SQUARE, TOTAL, ChannelStats
 
+DEPLOYED = f"{NORM}:100"  # beyond honest clients, scripts/fed/honest_lengths.py
 ALONE = 1000.0  # times as long as what the server's own tokens bring: for sums and for two clients
+WEIGHTS = 20.0  # times as large as the largest dense one
 CLAIMED = 100.0  # times as many samples as the median client has
-FIRST = 100.0  # times as long, of a client's first sample: an expert may see one token of it or all
+FIRST = 300.0  # times as long, of a client's first sample: an expert may see one token of it or all
 ROUNDED = 1e-2  # of a bound, beyond what sums in single precision are off by
 REST = 2.0**-20  # of a sum, far more than the rest of its rounding
 FIXED = 2.0**-60  # what a sum of squares behind masks may be off by
@@ -176,12 +178,12 @@ def krum(defence: Defence, said: Mapping[int, Lengths]) -> list[int]:
 
 
 def weights_too_large(
-    weights: Mapping[int, Sequence[Tensor]], dense: Sequence[Tensor], most: float
+    weights: Mapping[int, Sequence[Tensor]], dense: Sequence[Tensor]
 ) -> dict[int, str]:
     """Clients one of whose updated weights is absurdly large beside the dense ones."""
-    limits = [most * float(parameter.detach().abs().max()) for parameter in dense]
+    limits = [WEIGHTS * float(parameter.detach().abs().max()) for parameter in dense]
     return {
-        number: f"It made a weight more than {most:g} times as large as the largest dense one."
+        number: f"It made a weight more than {WEIGHTS:g} times as large as the largest dense one."
         for number, own in weights.items()
         if any(
             bool((w.abs() > limit).any()) for w, limit in zip(own, limits, strict=True) if len(w)

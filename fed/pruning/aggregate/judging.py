@@ -77,19 +77,18 @@ class Judge:
         compared = self.settings.aggregate != STATISTICS or "scale" in first or "counts" in first
         if self.defence.rule != NORM or self.settings.noise or not compared:
             return {}
-        most = self.defence.value
         if self.settings.aggregate != STATISTICS and not self.settings.weights:
             return {}
         if self.settings.aggregate != STATISTICS:
             told = {n: ballots.read_plain(got[n], len(dense)).weights for n in got}
-            return bounds.weights_too_large(told, dense, most)
+            return bounds.weights_too_large(told, dense)
         if "scale" in first:
             said = {
                 number: bounds.scale_lengths(self.parts, fields["scale"], members[number].length)
                 for number, fields in got.items()
             }
             return bounds.too_long(said, self.own, bounds.FIRST)
-        return bounds.too_long(self._said(got), self.own, most)
+        return bounds.too_long(self._said(got), self.own, self.defence.value)
 
     def choose(self, block: int, got: Replies) -> tuple[Replies, list[str]]:
         """Whose statistics count in this block, by Krum; a sentence for each of the others."""
@@ -123,7 +122,7 @@ class Judge:
             return
         pairs = zip(total.weights, total.kept, strict=True)
         means = [weights / kept.clamp(min=1) for weights, kept in pairs]
-        if bounds.weights_too_large({0: means}, dense, self.defence.value):
+        if bounds.weights_too_large({0: means}, dense):
             raise SympruneError(FALSE)
 
     def _said(self, got: Replies) -> dict[int, bounds.Lengths]:

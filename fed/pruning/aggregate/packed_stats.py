@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symprune.errors import SympruneError
 from symprune.models.matrices import Matrix
 from symprune.stats import GRAM, SQUARE, ChannelStats, Needs, two_sum
+
+OWN_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ class Packed:
         for extra in (other.values, other.rests):
             self.values, lost = two_sum(self.values, extra)
             self.rests = self.rests + lost
+
+
+def own_tokens(model: nn.Module) -> Tensor:
+    """A server's own few tokens, `[1, tokens]`, which show what inputs matrices share and how long
+    channels are: from all over the vocabulary, whose first ones may be of no use."""
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    size = int(getattr(table, "num_embeddings", OWN_TOKENS))
+    return ((torch.arange(OWN_TOKENS) * 2 + 1) * size // (2 * OWN_TOKENS)).unsqueeze(0)
 
 
 def sharing(matrices: Sequence[Matrix], inputs: Mapping[str, ChannelStats]) -> Tensor:

@@ -50,7 +50,7 @@ LIES: dict[str, tuple[Recipe, Callable[[Fields], Fields], str]] = {
     "a million times all": (Recipe(), lambda f: {"values": f["values"] * 1e6}, "as usual"),
     "a channel twice over the bound": (
         Recipe(),
-        lambda f: {"values": one(f["values"], 3, 801 * float(f["values"][:32].max()))},
+        lambda f: {"values": one(f["values"], 3, 20_001 * float(f["values"][:32].max()))},
         "as usual",
     ),
     "rests that wipe out the others": (
@@ -72,7 +72,7 @@ def test_one_client_does_not_decide_with_a_large_number(name: str) -> None:
     recipe, change, culprit = LIES[name]
     model, result = run(recipe, lie(messages.ROUND, change))
     assert left(result, culprit), result.report.notes
-    assert result.to_dict()["federated"]["robust"] == "norm:20"
+    assert result.to_dict()["federated"]["robust"] == "norm:100"
     assert same(model, central(recipe, torch.cat([shares()[0], shares()[2]])))
 
 
@@ -245,7 +245,7 @@ def test_an_error_that_a_reply_provokes_is_its_clients_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever nobody foresaw: the client is left out, and the server goes on."""
-    from symprune.fed.pruning.judging import Judge
+    from symprune.fed.pruning.aggregate.judging import Judge
 
     check = Judge.check
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from symprune.runtime.pack_model import pack_model
 from symprune.runtime.packable import packable
 
-LAYERS = (3, 15)
+LAYERS = (3, 11)
 # Beside the weights a process takes more once, not the more the larger a model is.
-ONCE = 48 * 2**20
+ONCE = 24 * 2**20
 
 PROGRAM = """
 import json, sys
