@@ -190,7 +190,7 @@ def simulate(
             last = state.turn == rounds
             if foresee is not None and (last or stopwatch.knows):
                 left = rounds - state.turn
-                evaluations = left // evaluate_every if evaluate_every else 0
+                evaluations = int(left // (evaluate_every or math.inf))
                 if not foresee(stopwatch.pace(left, evaluations)):
                     break
                 foresee = None

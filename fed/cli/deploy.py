@@ -83,13 +83,17 @@ def deploy(
         typer.Option(help="Folder of public keys, node-0.pub, ..., of nodes that run elsewhere."),
     ] = None,
     rotate_keys: Annotated[
-        bool, typer.Option(help="New keys and certificate first, for SuperLink and nodes.")
+        bool,
+        typer.Option(
+            "--rotate-keys", help="New keys and certificate first, for SuperLink and nodes."
+        ),
     ] = False,
     rotate_authority: Annotated[
         bool,
         typer.Option(
+            "--rotate-authority",
             help="A step to another certificate authority: first one ca.crt that accepts the old "
-            "and the new one, for everybody; said again, the new one alone."
+            "and the new one, for everybody; said again, the new one alone.",
         ),
     ] = False,
     only_prepare: Annotated[

@@ -17,6 +17,7 @@ from typer.models import CommandFunctionType
 from symprune.cli.screen.fitted_table import LIST_BELOW, wrap
 
 INDENT = "    "
+BESIDE = 36  # columns that are left for what an option does, and for lines and spaces
 
 
 class App(typer.Typer):
@@ -50,9 +51,9 @@ class Group(TyperGroup):
 def write_narrow(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> bool:
-    """Write the help as a list, if the terminal is narrow; whether it is."""
+    """Write the help as a list, if the terminal is narrow for it; whether it is."""
     width = shutil.get_terminal_size().columns
-    if width >= LIST_BELOW:
+    if width >= max(LIST_BELOW, _measure_names(command, ctx) + BESIDE):
         return False
     usage = " ".join((ctx.command_path, *command.collect_usage_pieces(ctx)))
     parts = [wrap(f"Usage: {usage}", width)]
@@ -64,6 +65,20 @@ def write_narrow(
         parts.append("\n".join(line for line in lines if line.strip()))
     formatter.write("\n\n".join(parts) + "\n")
     return True
+
+
+def _measure_names(command: click.Command, ctx: click.Context) -> int:
+    """Columns that Typer's widest table needs for what options are called and take."""
+    panels: dict[str | None, list[int]] = {}
+    for each in command.get_params(ctx):
+        if isinstance(each, click.Option):
+            short = [name for name in each.opts if not name.startswith("--")]
+            long = [name for name in each.opts if name.startswith("--")]
+            taken = "" if each.is_flag else each.make_metavar(ctx=ctx) or ""
+            found = [sum(map(len, names)) for names in (short, long, each.secondary_opts, [taken])]
+            most = panels.setdefault(getattr(each, "rich_help_panel", None), [0] * len(found))
+            most[:] = map(max, most, found)
+    return max(map(sum, panels.values()), default=0)
 
 
 def _paragraphs(text: str | None) -> list[str]:

@@ -11,6 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from symprune.cli.main import app
+from symprune.cli.screen.help import App
 
 
 def commands(command: Command, *path: str) -> Iterator[tuple[Command, tuple[str, ...]]]:
@@ -38,3 +39,18 @@ def test_a_narrow_help_says_what_the_wide_one_does() -> None:
     assert "--prompt-tokens INTEGER RANGE Tokens of the prompt. [default: 128; x>=1]" in flat
     assert "Perplexity --eval / --no-eval Measure perplexity." in flat
     assert "[the physical cores]" in flat and "[dim]" not in flat and "\\[" not in flat
+
+
+def test_names_that_leave_no_room_make_a_list_of_a_wide_help_too() -> None:
+    crowded = App()
+
+    @crowded.command()
+    def go(an_option_with_a_long_name: bool = False, another: int = 0) -> None:
+        """Nothing."""
+
+    said = CliRunner().invoke(crowded, ["--help"], env={"COLUMNS": "80"}).output
+    flat = " ".join(said.split())
+    assert "--an-option-with-a-long-name / --no-an-option-with-a-long-name" in flat
+    assert "│" not in said
+    wide = CliRunner().invoke(crowded, ["--help"], env={"COLUMNS": "120"}).output
+    assert "│" in wide and "…" not in wide
