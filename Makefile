@@ -58,7 +58,7 @@ mutants: .venv/.ready
 check: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/typed build/lib build/bdist.*
+	rm -rf build/typed build/lib* build/bdist.*
 	$(PIP) --no-deps --target build/typed .
 	cd build && MYPYPATH=typed ../$(BIN)/mypy --config-file ../pyproject.toml -p symprune
 
@@ -70,7 +70,7 @@ bench: .venv/.ready
 # served.
 docs: .venv/.ready
 	$(PIP) -e ".[docs]"
-	rm -rf build/documented build/lib build/bdist.*
+	rm -rf build/documented build/lib* build/bdist.*
 	$(PIP) --no-deps --target build/documented .
 	$(BIN)/mkdocs build --strict
 	@echo "To read and search it: $(BIN)/python -m http.server --directory build/site"
