@@ -129,7 +129,7 @@ def test_a_node_that_leaves_is_named_and_the_round_goes_on(
     with caplog.at_level(logging.WARNING, "symprune.fed"):
         replies = transport.exchange({0: apps.WHO, 1: apps.WHO, 2: apps.WHO})
     assert replies == {0: b"0", 2: b"2"} and transport.connected() == {0, 2, 3}
-    assert "Node 899 has left" in caplog.text
+    assert "Client 1 (node 899) has left" in caplog.text
 
 
 @needs_flower
