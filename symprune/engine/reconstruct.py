@@ -39,6 +39,7 @@ from symprune.reconstruct.fit import (
 )
 from symprune.reconstruct.weights import GridWeights, MaskedWeights, Weights
 from symprune.values.grid import fetch
+from symprune.wording import percent_of
 
 COPIES = 5  # of a weight in fp32: itself, its gradient, Adam's two moments, the best so far
 ROUNDED = 4  # more of one on a grid: before it was rounded, as it is, its gradient, how far it went
@@ -352,7 +353,7 @@ def summary(layers: list[LayerReport]) -> list[str]:
     better = sum(after < before for before, after in blocks)
     gain = median(1 - after / before if before > 0 else 0.0 for before, after in blocks)
     which = "no block" if not better else f"{better} of {len(blocks)} blocks"
-    typical = f", in the median by {100 * gain:.2g} %" if gain > 0 else ""
+    typical = f", in the median by {percent_of(gain)}" if gain > 0 else ""
     said = [f"Reconstruction lowered the error of {which} on held-out tokens{typical}."]
     ends = [f for f in (layer.figures for layer in layers) if APART in f]
     if ends and ends[-1][NEARER] < ends[-1][APART]:

@@ -24,6 +24,7 @@ from symprune.errors import SympruneError
 from symprune.machine import distributed, host, memory
 from symprune.models.layout import Layout
 from symprune.models.matrices import Matrix
+from symprune.wording import counted
 
 PIECE = 2**24  # of predicted numbers that are compared at once
 
@@ -132,7 +133,7 @@ def _check_memory(dense: Activations, count: int) -> str:
     """What the candidates' hidden states take, as a sentence; an error when it is too much."""
     hidden = dense.hidden
     needed, free = count * hidden.numel() * hidden.element_size(), memory.free(hidden.device)
-    what = f"{count} allocations on {len(dense)} window{'' if len(dense) == 1 else 's'}"
+    what = f"{count} allocations on {counted(len(dense), 'window')}"
     if needed > free and dense.arguments.in_memory:
         raise SympruneError(
             f"The hidden states of {what} need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "

@@ -78,17 +78,16 @@ def size_of_cache(model: Any, length: int, dtype: torch.dtype | None = None) -> 
     """Bytes of a window's keys and values, as attention in every block would keep them, in the type
     of the model's weights or another."""
     config = model.config.get_text_config()
-    known = {
-        name: getattr(config, name, None)
-        for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    }
-    layers, hidden, heads = (v if isinstance(v, int) and v > 0 else 1 for v in known.values())
-    kept, wide = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
-    width = (kept if isinstance(kept, int) else heads) * (
-        wide if isinstance(wide, int) else hidden // heads
-    )
+
+    def known(name: str, otherwise: int) -> int:
+        found = getattr(config, name, None)
+        return found if isinstance(found, int) and found > 0 else otherwise
+
+    heads = known("num_attention_heads", 1)
+    width = known("head_dim", known("hidden_size", 1) // heads)
+    width *= known("num_key_value_heads", heads)
     stored: torch.dtype = dtype or model.get_input_embeddings().weight.dtype
-    return 2 * layers * width * length * stored.itemsize
+    return 2 * known("num_hidden_layers", 1) * width * length * stored.itemsize
 
 
 def first_token(tokenizer: Any) -> int:

@@ -27,6 +27,7 @@ from symprune.jobs.bench.process import bench_process
 from symprune.jobs.estimate.forecast import Forecast, where_and_why
 from symprune.machine.capacity import Capacity
 from symprune.models import hub
+from symprune.wording import counted
 
 Tell = Callable[[str], None]
 Tick = Callable[[int, int], None]
@@ -186,12 +187,11 @@ def forecast(
         steps["perplexity"] = sum(tokens / each[SPEEDS[0]] for each in figures)
     device = hub.pick_device(plan.device)
     held = int(sum(each["process_bytes"] for each in figures))
-    models = "1 model" if len(figures) == 1 else f"{len(figures)} models"
-    what = f"{models} in {plan.rounds} rounds of {plan.prompt_tokens} + {plan.new_tokens} tokens"
+    models, turn = counted(len(figures), "model"), f"{plan.prompt_tokens} + {plan.new_tokens}"
+    what = f"{models} in {plan.rounds} rounds of {turn} tokens"
     if plan.data:
         what += f", perplexity on {plan.windows} windows of {plan.data}"
-    used = "1 thread" if threads == 1 else f"{threads} threads"
-    where = f"{where_and_why(device, plan.device)}, {used} each"
+    where = f"{where_and_why(device, plan.device)}, {counted(threads, 'thread')} each"
     return Forecast(what, where, Capacity.of(folder, device), steps, spent, held, held)
 
 

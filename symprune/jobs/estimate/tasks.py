@@ -14,6 +14,7 @@ from symprune.jobs.estimate.timed import why
 from symprune.machine import memory
 from symprune.machine.capacity import Capacity
 from symprune.models.layout import device_of
+from symprune.wording import counted
 
 
 class Ahead(Protocol):
@@ -40,8 +41,7 @@ class TasksAhead:
         begun: float,
         go_on: Callable[[Forecast], bool],
     ) -> None:
-        count = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
-        self._parts, self._go_on, self._begun = [count], go_on, begun
+        self._parts, self._go_on, self._begun = [counted(len(tasks), "task")], go_on, begun
         at = device_of(model)
         self._where = why(at, device, model.dtype, stored)
         self._capacity, self._held = Capacity.of(Path(), at), memory.now()
